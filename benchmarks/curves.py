@@ -1,7 +1,7 @@
 """Cost curves: time and memory against one axis at a time, the fitted slope beside the expected one.
 
 A slope is that of the best line through log(cost) against log(x): 1 is proportional, 0 is flat. The expected slope is that of
-the cost model (flops.py) over the very same points, not a round number: reading the weights is a fixed cost, attention grows
+the cost model (speed_costs.py) over the very same points, not a round number: reading the weights is a fixed cost, attention grows
 with the square of the length, and both bend a line. Time is expected to follow the model; memory to be what is stated here:
 
     rollouts   keys and values of the slots: in proportion to slots x (prompt + completion)
@@ -29,17 +29,25 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import machine as machines
+from speed import Options, choose_stages, describe_job, make_job, write_inputs
 from speed_cases import RESULTS, read_revision, say
+from speed_costs import (
+    Accelerator,
+    count_attention_flops,
+    count_live_rows,
+    decode_limit,
+    estimate_training_cost,
+    find_accelerator,
+)
+from speed_job import BenchJob
+from speed_peers import run_process, run_stage
 from speed_plot import draw_curves
+from speed_result import BenchError, refuse_unwritable, write_result
+from speed_shapes import SHAPES, BenchShape
 
 from cohort.errors import RecipeError
-from cohort.ops.flops import Accelerator, Dimensions, count_live_rows, decode_limit, estimate_training_cost, find_accelerator
-from cohort.tools.bench import machine as machines
-from cohort.tools.bench.command import Options, choose_stages, describe_job, make_job, write_inputs
-from cohort.tools.bench.job import BenchJob
-from cohort.tools.bench.output import refuse_unwritable, write_result
-from cohort.tools.bench.peers import BenchError, run_process, run_stage
-from cohort.tools.bench.shapes import SHAPES, BenchShape
+from cohort.ops.flops import Dimensions
 
 BENCHMARK = "curves"
 STAGES = ("rollout", "train")
@@ -280,7 +288,7 @@ def model_seconds(stage: str, job: BenchJob, accelerator: Accelerator | None) ->
         return decode_limit(dimensions, work.prompt_tokens, work.flat_plan, slots, accelerator).seconds
     live, context = count_live_rows(work.prompt_tokens, work.flat_plan, slots)
     parameters = dimensions.body_parameters + dimensions.head_parameters
-    return float(2 * parameters * sum(live) + dimensions.attention_flops(sum(context)))
+    return float(2 * parameters * sum(live) + count_attention_flops(dimensions, sum(context)))
 
 
 def model_memory(stage: str, axis: Axis, jobs: Sequence[BenchJob], xs: Sequence[float]) -> float | None:
@@ -334,10 +342,10 @@ HEAD_WIDTH = 64
 def measure_head_growth(device: str, tokens: int, vocabulary: int) -> int | None:
     """Bytes that log-probs of `tokens` tokens and their backward add at most; the head is not trained."""
     import torch
+    from speed_child import peak_memory
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from cohort.model.head import split
-    from cohort.tools.bench.gauge import peak_memory
 
     config = LlamaConfig(
         vocab_size=vocabulary, hidden_size=HEAD_WIDTH, intermediate_size=HEAD_WIDTH, num_hidden_layers=1,
@@ -384,7 +392,7 @@ def main() -> int:
         Path(target).write_text(json.dumps({"growth_bytes": growth}), encoding="utf-8")
         return 0
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("words", nargs="*", metavar="SHAPE KEY=VALUE", help="as for cohort bench")
+    parser.add_argument("words", nargs="*", metavar="SHAPE KEY=VALUE", help="as for speed.py")
     parser.add_argument("--axes", default="", help="some of group,length,prompts,model,head; all unless named")
     parser.add_argument("--points", default="", help="other points on one axis, with commas")
     parser.add_argument("--repeats", type=int, default=3)

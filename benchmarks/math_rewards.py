@@ -26,9 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from cohort.rewards import math_answer
 from cohort_verify.math.answer import MEMORY_MB
-from cohort_verify.sandbox import Limits, shared_pool
+from cohort_verify.sandbox import Limits
 from math_bombs import BOMBS, fuzzed
 from math_pairs import PAIRS
+from math_tripwire import watched_pool
 
 BURNING = (
     "long sum", "long product", "hard integral", "harder integral", "power in an integral", "sum of sums", "factorial in a sum",
@@ -173,8 +174,9 @@ def injections(count: int) -> bool:
         started = time.perf_counter()
         words = Counter(words_of([text for text, _ in tries], ["0"] * count))
         limits = Limits(wall_s=60.0, memory_mb=MEMORY_MB)
-        pool = shared_pool("cohort_verify.math.tripwire:compare", limits=limits)
-        answers = pool.ask_many([{"found": payload, "gold": "0", "cpu_s": 1.0, "raw": text} for text, payload in tries], limits)
+        messages = [{"found": payload, "gold": "0", "cpu_s": 1.0, "raw": text} for text, payload in tries]
+        with watched_pool(limits) as pool:
+            answers = pool.ask_many(messages, limits)
         events = sum(len(answer.value["events"]) for answer in answers if isinstance(answer.value, dict))
         unanswered = Counter(answer.problem for answer in answers if answer.problem)
         print(

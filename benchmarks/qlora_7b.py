@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speed_shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 
 from cohort.engine import build_engine, sample_groups
 from cohort.engine.protocol import EngineSetup
@@ -29,7 +30,6 @@ from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.recipe.schema import LoraConfig, OptimizerConfig
-from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 
 GIB = 2.0**30

@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from speed_shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 
 from cohort.base.world import ALONE
 from cohort.model.examples import Example
@@ -37,7 +38,6 @@ from cohort.model.optim import Adding, MasterWeights, Optimizer
 from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy
 from cohort.recipe.schema import OptimizerConfig
-from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, make_tokenizer, write_folder
 
 CASES = ("plain", "modules", "full", "modules-exact", "exact", "offload")
 BY_SHAPE = {"7b": ("plain", "full"), "tiny": CASES[:-1]}

@@ -241,7 +241,7 @@ def describe_device() -> str:
         )
         return found.stdout.strip().splitlines()[0]
     except (OSError, subprocess.CalledProcessError, IndexError):
-        from cohort.tools.bench.machine import describe_machine
+        from machine import describe_machine
 
         return f"{describe_machine()['cpu']}, threads: {os.environ.get('OMP_NUM_THREADS', 'all')}"
 

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from speed import Options, run_bench
+from speed_result import refuse_unwritable, write_result
+
 from cohort.errors import CohortError
-from cohort.tools.bench.command import Options, run_bench
-from cohort.tools.bench.output import refuse_unwritable, write_result
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "docs" / "results"
@@ -50,7 +51,7 @@ class SpeedTarget:
 
 @dataclass(frozen=True)
 class SpeedCase:
-    """A benchmark by name: the words and options of `cohort bench`, and the targets of its result."""
+    """A benchmark by name: the words and options of speed.py, and the targets of its result."""
 
     name: str
     """Of the result file."""

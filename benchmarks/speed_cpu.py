@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import sys
 
+from speed import Options
 from speed_cases import SpeedCase, SpeedTarget, run_cases
-
-from cohort.tools.bench.command import Options
 
 SIZES = {"prompts": 16, "group": 8, "prompt_tokens": 16, "device": "cpu"}
 ROLLOUT = {**SIZES, "new": 128, "stages": "rollout", "rounds": 3}

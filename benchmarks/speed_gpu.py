@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import sys
 
+from speed import Options
 from speed_cases import SpeedCase, SpeedTarget, run_cases
-
-from cohort.tools.bench.command import Options
 
 SIZES = {"prompts": 32, "group": 8, "prompt_tokens": 128, "device": "cuda"}
 ROLLOUT = {**SIZES, "stages": "rollout"}

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from cohort.tools.bench.peers import NAMES
+from speed_peers import NAMES
 
 BARS, ROW, GAP, CHARACTER, VALUE = 400, 24, 26, 7, 150
 COLOURS = {"cohort": "#2f6fde", "peer": "#9aa4b2", "expected": "#c98500"}

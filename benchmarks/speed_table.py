@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from speed_cases import compare_quoted
-
-from cohort.tools.bench.peers import NAMES
-from cohort.tools.bench.result import BENCHMARK
+from speed_peers import NAMES
+from speed_result import BENCHMARK
 
 BEGIN, END = "<!-- speed:begin -->", "<!-- speed:end -->"
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "speed.md"

@@ -8,7 +8,7 @@ PATH is a Python with vLLM 0.25 or newer. 0.25 has the four phases of a weight u
 push: random weights of Qwen2.5's shapes, bfloat16, made in this process; the server begins with dummies. Seconds of each phase, medians of
 five. Exact means: greedy tokens are the argmax of transformers on the very same tokens except at near-ties, log-probs are as near as
 bfloat16 is; weights A, then B, then A again give the log-probs of A to the last bit.
-step: the loop of `cohort bench --stages step`, 32 prompts x 8 x 512 tokens, with our engine and with the server's rollouts, in turn.
+step: the loop of `speed.py --stages step`, 32 prompts x 8 x 512 tokens, with our engine and with the server's rollouts, in turn.
 """
 
 from __future__ import annotations
@@ -192,8 +192,7 @@ def compare_with_transformers(server: Server, model: Any, vocabulary: int) -> di
 
 def measure_push(python: str, name: str, folder: Path) -> dict[str, Any]:
     import torch
-
-    from cohort.tools.bench.shapes import SHAPES, BenchShape, make_random_model, write_folder
+    from speed_shapes import SHAPES, BenchShape, make_random_model, write_folder
 
     shape = BenchShape(name, SHAPES[name])
     model_folder = write_folder(shape, folder / name)
@@ -280,10 +279,11 @@ class IpcEngine:
 
 
 def measure_steps(python: str, name: str, folder: Path, turns: int = 2) -> dict[str, Any]:
-    from cohort.tools.bench import child
-    from cohort.tools.bench.job import BenchJob
-    from cohort.tools.bench.shapes import SHAPES, BenchShape, write_folder
-    from cohort.tools.bench.workload import Workload
+    import speed_child as child
+    from speed_job import BenchJob
+    from speed_shapes import SHAPES, BenchShape, write_folder
+    from speed_workload import Workload
+
     from cohort.training import build
 
     shape = BenchShape(name, SHAPES[name])

@@ -85,12 +85,10 @@ def check_command(line: str) -> None:
         given: dict[str, Any] = context.params
     if name == "compare":
         if ".toml" not in line:
-            find_contenders(given["words"], given["recipe"])
+            find_contenders(given["arguments"], given["recipe"])
     elif name in ("train", "doctor", "serve"):
-        recipe, overrides = split_words((given["words"] or [])[: words.index("--") if "--" in words else None])
+        recipe, overrides = split_words((given["arguments"] or [])[: words.index("--") if "--" in words else None])
         find_recipe(recipe, overrides) if not recipe or recipe in built_in() else load_recipe(None, overrides)
-    elif name == "bench":
-        load_recipe(None, [word for word in given["words"] or [] if "=" in word])
     elif name == "evaluate":
         load_recipe(None, given["set_"] or [])
 

@@ -71,7 +71,7 @@ def test_every_command_has_an_example_that_can_be_typed(name):
     for words in examples:
         params = parse(words)
         if words[0] in ("train", "doctor"):  # words that are given to a recipe must be words of it
-            recipe, overrides = split_words(params["words"] or [])
+            recipe, overrides = split_words(params["arguments"] or [])
             find_recipe(recipe if recipe in built_in() else DEMO, overrides)
 
 

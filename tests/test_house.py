@@ -23,9 +23,6 @@ MAX_AT_THE_TOP = 10
 MAX_LINES = 400
 """Lines of code: blank lines, comments and docstrings do not count."""
 
-FOR_THE_PATH = {"cohort.tools.bench.peers"}
-"""Modules that import the package itself, to tell a child process where it lies; it has no room and imports nothing."""
-
 LATE = {
     "cohort.ops.adam8 -> cohort.ops.fused.kernels_adam8",  # the fast twin reads the slow one's tables
     "cohort.ops.logprobs -> cohort.ops.fused.kernels_head",  # the same
@@ -61,8 +58,8 @@ def test_a_late_import_stays_in_its_room_and_is_still_needed():
         )
 
 
-def test_the_package_itself_is_imported_for_its_path_alone():
-    assert {name for name, targets in IMPORTS.items() if "cohort" in targets} == FOR_THE_PATH
+def test_no_module_imports_the_package_itself():
+    assert {name for name, targets in IMPORTS.items() if "cohort" in targets} == set()
     assert IMPORTS["cohort"] == set()
 
 

@@ -228,14 +228,14 @@ def test_a_command_is_one_file_and_one_line(stranger):
         "    typer.echo(f'{steps} steps')\n"
         "    return 3 if steps > most else 0\n",
     )
-    stranger.insert('"count": "cohort.tools.commands.count",', after='"report": "cohort.tools.commands.report"')
+    stranger.insert('"count": "cohort.tools.commands.count",', after='"report": "cohort.tools.commands.runs"')
     assert stranger.edits() == (1, 1)
     lines = stranger.run("-m", "cohort", "--help").splitlines()
     assert ["count", "Count", "the", "steps", "of", "a", "run."] in [line.split() for line in lines]
     (stranger.folder / "metrics.jsonl").write_text("{}\n{}\n")
     assert stranger.run("-m", "cohort", "count", ".") == "2 steps\n"
     assert stranger.run("-m", "cohort", "count", ".", "--most", "1", code=3) == "2 steps\n"
-    assert stranger.run("-m", "cohort", "count", "nowhere", code=1) == ""  # the error is in words, on stderr
+    assert stranger.run("-m", "cohort", "count", "nowhere", code=1) == ""  # the error is on stderr
 
 
 @pytest.mark.prove

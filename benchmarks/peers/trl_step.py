@@ -1,6 +1,6 @@
 """TRL's GRPO step on a workload: `python trl_step.py JOB.json`. Stands alone: it needs torch, transformers, datasets and trl.
 
-JOB.json (written by `cohort bench`): the model folder (config and tokenizer), the rows, planned lengths, sizes, and where the
+JOB.json (written by speed.py): the model folder (config and tokenizer), the rows, planned lengths, sizes, and where the
 result goes. TRL is used as its documentation shows, on the same rows, with the same reward and the same lengths:
 
 - weights are random and made on the device, in bfloat16 on a GPU (TRL then trains pure bfloat16, in its favour) and float32

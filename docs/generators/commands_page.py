@@ -31,7 +31,7 @@ terminal on. `cohort --show-completion` prints it instead. Completed are command
 in `./runs` and the names of algorithms. It takes a few tenths of a second: torch is not loaded for it."""
 PAGES = {
     "train": "recipe.md", "resume": "resume.md", "evaluate": "metrics.md#eval", "export": "export.md", "compare": "compare.md",
-    "algorithms": "algorithms.md", "doctor": "memory.md", "audit": "audit.md", "bench": "speed.md",
+    "algorithms": "algorithms.md", "doctor": "memory.md", "audit": "audit.md",
     "serve": "scale.md#sampling-on-vllm-servers", "look": "watching.md", "report": "watching.md",
     "dashboard": "watching.md#in-a-browser-live", "recipes": "recipe.md",
 }  # fmt: skip

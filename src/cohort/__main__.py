@@ -1,4 +1,4 @@
-"""`python -m cohort` is the command line."""
+"""Run the command line: `python -m cohort`."""
 
 from cohort.cli import app
 

@@ -1,4 +1,4 @@
-"""The command line: loads the commands of tools/commands and handles their errors. `--help` never loads torch."""
+"""The command line: loads the commands in tools/commands and prints their errors. `--help` never loads torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from cohort.base.processes import begin_process
-from cohort.tools.commands import COMMANDS, KNOW_RANKS
+from cohort.tools.commands import COMMANDS, MULTI_RANK
 from cohort.tools.commands.options import Command
 
 app = typer.Typer(
@@ -26,36 +26,36 @@ app = typer.Typer(
 
 @contextmanager
 def print_plain_errors() -> Iterator[None]:
-    """Errors made for people are printed as they are; a traceback is for bugs."""
+    """Print Cohort's own errors and file errors without a traceback; a traceback means a bug."""
     from cohort.base.text import make_printable
     from cohort.errors import CohortError, RecipeError
 
     try:
         yield
     except CohortError as problem:
-        # The ranks of a host read the same recipe, and the first of them says what is wrong with it.
+        # All ranks of a host read the same recipe; the first one prints its errors.
         if problem.told or (isinstance(problem, RecipeError) and os.environ.get("LOCAL_RANK", "0") != "0"):
             raise typer.Exit(1) from None
         message = str(problem)
-    except OSError as problem:  # a full disk, a folder that cannot be written: nobody's bug
+    except OSError as problem:  # such as a full disk
         message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
     else:
         return
-    print_error(f"error: {make_printable(message)}")  # it may quote what a model wrote, and a terminal would obey
+    print_error(f"error: {make_printable(message)}")  # it may quote model output with control characters
     raise typer.Exit(1)
 
 
 def refuse_ranks(command: str) -> None:
-    """Of commands that one process does: several would do it several times, and write over each other."""
+    """Raise RankError if several ranks would do the same work and overwrite each other's files."""
     from cohort.errors import RankError
 
-    if command not in KNOW_RANKS and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
-        known = " and ".join([", ".join(KNOW_RANKS[:-1]), KNOW_RANKS[-1]])
-        raise RankError(f"cohort {command} is the work of one process: start it without torchrun. {known} know ranks.")
+    if command not in MULTI_RANK and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
+        several = f"{', '.join(MULTI_RANK[:-1])} and {MULTI_RANK[-1]}"
+        raise RankError(f"cohort {command} runs in one process: start it without torchrun, which is for {several}.")
 
 
 def print_error(text: str) -> None:
-    """Wrapped between words for a person at a terminal; as it is for everybody else."""
+    """Print to stderr, wrapped between words on a terminal."""
     if not sys.stderr.isatty():
         typer.echo(text, err=True)
         return
@@ -67,8 +67,8 @@ def print_error(text: str) -> None:
     print_wrapped(Console(stderr=True, highlight=False), Text(text))
 
 
-def print_version(asked: bool) -> None:
-    if asked:
+def print_version(requested: bool) -> None:
+    if requested:
         typer.echo(f"cohort {import_module('cohort').__version__}")
         raise typer.Exit
 
@@ -79,19 +79,19 @@ def main(
         bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version.")
     ] = False,
 ) -> None:
-    """GRPO for language models with verifiable rewards. What to type next:
+    """GRPO for language models with verifiable rewards. To get started:
 
     \b
-    cohort train             a first run: minutes on a CPU, nothing downloaded
-    cohort look runs/NAME    what it wrote; its curves: runs/NAME/report.html
-    cohort dashboard         all runs in a browser, while they train
+    cohort train             a first run: minutes on a CPU, no downloads
+    cohort look runs/NAME    its completions; the curves: runs/NAME/report.html
+    cohort dashboard         all runs in a browser, also during training
     cohort train my.toml     your own model, data and reward: cohort train --help
     cohort COMMAND --help    more on a command, with examples
     """
 
 
 def wrap_command(function: Callable[..., int | None]) -> Callable[..., None]:
-    """The function of a command, with its errors in words and its number as the exit code."""
+    """The function of a command with plain error messages, its return value as the exit code."""
 
     @functools.wraps(function)
     def command(*arguments: Any, **options: Any) -> None:

@@ -10,8 +10,8 @@ reward functions. Programs run in a jail: `cohort_verify.sandbox`.
 """
 
 from cohort_verify.code.reward import code_tests
-from cohort_verify.following.reward import instructions
 from cohort_verify.format import regex_format, think_answer_format, think_format
+from cohort_verify.instruction_following.reward import instructions
 from cohort_verify.math.answer import exact_match, math_answer
 
 __all__ = ["code_tests", "exact_match", "instructions", "math_answer", "regex_format", "think_answer_format", "think_format"]

@@ -5,6 +5,12 @@ from __future__ import annotations
 import re
 from typing import Any
 
+LIMIT_KINDS = ("timeout", "memory", "output", "files")
+"""The completion ran into a limit: it scores 0."""
+INFRASTRUCTURE = "infrastructure"
+"""Something other than the completion failed: there is no score."""
+
+
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Characters that move a cursor, colour a terminal, reorder a line or cannot be encoded. Newlines and tabs are not among them."""
 MAX_DETAIL_CHARS = 8000

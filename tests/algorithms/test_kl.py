@@ -23,8 +23,7 @@ from cohort.algorithms.named import NAMED
 from cohort.algorithms.regions import ratio
 from cohort.model.packing import MicroBatch
 from cohort.model.policy import TokenScores
-from cohort.ops.gather import Selection
-from cohort.ops.layout import lay_out
+from cohort.ops.layout import Selection, lay_out
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import token_loss
 

@@ -30,8 +30,8 @@ from cohort.errors import EngineError, ModelError
 from cohort.model.architecture import hold_frequencies
 from cohort.model.backbone import explain_not_own_attention
 from cohort.model.head import split
-from cohort.ops import kv
-from cohort.ops.rounding import STEADY_ROWS
+from cohort.ops import cached_attention
+from cohort.ops.products import STEADY_ROWS
 from cohort.types import NoiseKey, Prompt, Sampling
 
 VOCAB = 64
@@ -412,7 +412,7 @@ def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
         selected.append(len(index) if tensor.dim() == 6 else 0)
         return select(tensor, dim, index)
 
-    monkeypatch.setattr(kv, "BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(cached_attention, "BYTES_AT_ONCE", 1)
     monkeypatch.setattr(torch.Tensor, "index_select", counting)
     assert sample_groups(LocalEngine(EngineSetup(model, text_of, 7, kernels="modules")), prompts, wanted, TRAIN) == expected
     assert max(selected) == 1

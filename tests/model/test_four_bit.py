@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -27,8 +28,8 @@ from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.policy import Policy
 from cohort.ops.fused import functions
 from cohort.ops.fused.cpu import CpuDecoder
-from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse
+from cohort.ops.fused.kernels_decode import FusedDecoder
 from cohort.ops.layout import lay_out
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
@@ -185,7 +186,7 @@ def test_the_gpus_step_under_the_interpreter_and_the_cpus_refusal(tmp_path: Path
     policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
     move_adapters(policy)
     local, fused = prove_local(policy.model), fuse(policy.model)
-    with functions.force_kernels(True):
+    with mock.patch.object(functions, "has_kernels", return_value=True):
         prove_decoder(policy.model, local, lambda slots, length: FusedDecoder(fused, slots, length))
     with pytest.raises(EngineError, match="which a base in 4 bits is there to avoid"):
         CpuDecoder(fused, 2, 8)

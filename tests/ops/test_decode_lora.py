@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -23,8 +24,8 @@ from cohort.ops.attention import attention_configs
 from cohort.ops.fused import cpu_native, functions, native
 from cohort.ops.fused.cpu import CpuDecoder
 from cohort.ops.fused.cpu_native import NativeDecoder
-from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse
+from cohort.ops.fused.kernels_decode import FusedDecoder
 from cohort.ops.fused.projection import Adapters, fill_zero_adapters
 from cohort.ops.fused.training import FusedBackbone
 from cohort.ops.layout import lay_out
@@ -190,7 +191,7 @@ def test_the_gpus_step_is_pefts_model_under_the_interpreter(family: str) -> None
         made.append(FusedDecoder(fused, slots, length))
         return made[-1]
 
-    with functions.force_kernels(True):
+    with mock.patch.object(functions, "has_kernels", return_value=True):
         prove_decoder(model, prove_local(model), make)
         with torch.no_grad():
             for value in lora.adapter_parameters(model).values():

@@ -25,7 +25,7 @@ from cohort.ops.cached_attention import SLOT_ATTENTION, PrefixCache, hidden_stat
 from cohort.ops.fused import cpu
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.family import FusedModel, fuse
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
 
 VOCABULARY = 29
 NOT_DONE_B = torch.zeros(64, dtype=torch.int32)

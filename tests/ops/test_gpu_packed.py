@@ -11,15 +11,15 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch_attention import TorchKernel
 
 from cohort.model.backbone import ModuleBackbone, read_states_before
 from cohort.model.examples import Example
 from cohort.model.packing import pack
 from cohort.ops import packed_attention
 from cohort.ops.attention import attention_configs
-from cohort.ops.gather import Selection, take
-from cohort.ops.layout import Layout, lay_out
-from cohort.ops.packed_attention import FlashKernel, TorchKernel, attend, attend_padded, attend_segments
+from cohort.ops.layout import Layout, Selection, lay_out, take
+from cohort.ops.packed_attention import FlashKernel, attend, attend_padded, attend_segments
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 

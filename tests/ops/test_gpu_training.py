@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -122,7 +123,7 @@ def test_attention_inputs_function(has_norm: bool) -> None:
         for leaf in leaves:
             leaf.requires_grad_()
         hidden, delta, norm = leaves[:3]
-        with functions.force_kernels(forced):
+        with mock.patch.object(functions, "has_kernels", return_value=forced):
             results = functions.norm_linear(
                 hidden,
                 delta,
@@ -178,7 +179,7 @@ def test_backbone_in_bfloat16(family: str) -> None:
     layout = ragged_layout()[0].to("cuda")
 
     def run(model: Any, forced: bool) -> Tensor:
-        with functions.force_kernels(forced):
+        with mock.patch.object(functions, "has_kernels", return_value=forced):
             states = hidden_states(fuse(model), layout)
             gradients = gradients_of_cuda(model, states)
         return torch.cat([states.detach().float().flatten(), *(gradient.float().flatten() for gradient in gradients)])

@@ -10,8 +10,8 @@ import interpreter
 from cohort.engine.decoders import prove_decoder, prove_local
 from cohort.engine.scheduler import SlotState
 from cohort.ops.fused import kernels_decode as kernels
-from cohort.ops.fused.decoding import FusedDecoder
 from cohort.ops.fused.family import fuse
+from cohort.ops.fused.kernels_decode import FusedDecoder
 from cohort.ops.noise import make_gumbel, make_row_key
 from cohort.types import NoiseKey, Sampling
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 import transformers
 from torch import Tensor
+from torch_attention import TorchKernel
 
 from cohort.errors import InvariantError, ModelError
 from cohort.model.backbone import ModuleBackbone, can_share_prompts, read_states_before
@@ -19,11 +20,9 @@ from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.ops.attention import attend_causally, attention_configs, use_attention
-from cohort.ops.gather import Selection, take
-from cohort.ops.layout import PADDING_FREE, Layout, choose_block_shapes, lay_out
+from cohort.ops.layout import PADDING_FREE, Layout, Selection, choose_block_shapes, lay_out, take
 from cohort.ops.packed_attention import (
     CAUSAL_ATTENTION,
-    TorchKernel,
     attend,
     attend_padded,
     attend_segments,

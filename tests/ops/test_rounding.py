@@ -11,7 +11,7 @@ from cohort.engine.protocol import EngineSetup
 from cohort.model.examples import make_examples
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
-from cohort.ops.rounding import STEADY_ROWS, run_steadily
+from cohort.ops.products import STEADY_ROWS, run_steadily
 from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Outcome, Prompt, Rollout, Sampling
 

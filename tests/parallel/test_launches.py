@@ -95,7 +95,7 @@ def test_a_command_of_one_process_ends_at_once_under_torchrun(server):
     words = [*launch("--standalone"), "-m", "cohort", "report", str(server.folder / "plain")]
     done = subprocess.run(words, env=ONE_THREAD, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode != 0
-    assert "cohort report is the work of one process: start it without torchrun" in done.stderr
+    assert "cohort report runs in one process: start it without torchrun" in done.stderr
 
 
 # -- two hosts ---------------------------------------------------------------------------------------------------------

@@ -78,13 +78,13 @@ def test_what_a_function_has_started_ends_with_a_trainer_that_is_killed(tmp_path
 CHILD_OF_COMPARE = """
 import os, sys, time
 from pathlib import Path
-from cohort.tools.compare.runner import RunJob, make_environment, start_child
+from cohort.tools.compare.runner import make_environment, start_process
 child = "from cohort.base.processes import begin_process; begin_process(); print('begun', flush=True); import time; time.sleep(60)"
 log = Path(sys.argv[1])
-started = start_child(RunJob("a", (sys.executable, "-c", child), log, ""), make_environment(1))
+started = start_process((sys.executable, "-c", child), log, make_environment(1))
 while "begun\\n" not in log.read_text():
     time.sleep(0.01)
-print(started.process.pid, flush=True)
+print(started.pid, flush=True)
 sys.stdin.read()
 """
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import signal
@@ -21,21 +20,16 @@ from typer.testing import CliRunner
 from cohort.algorithms.presets import PRESETS
 from cohort.cli import app
 from cohort.errors import CohortError, PromptError, RecipeError, RunError
-from cohort.evaluation.estimators import estimate
 from cohort.evaluation.evaluate import Evaluation, compare
-from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.materials import Materials
 from cohort.recipe.words import find_differing, list_cells, list_used, print_algorithms, read_preset
 from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
-from cohort.tools.compare.divergence import estimate_ratio
-from cohort.tools.compare.divergence import make_document as make_divergence_document
-from cohort.tools.compare.measure import compare_standings, measure_plan
-from cohort.tools.compare.page import average_curves, render_comparison
+from cohort.tools.compare.output import average_curves, print_comparison, render_comparison, write_amount, write_p
 from cohort.tools.compare.plan import make_document, make_plan, open_output
+from cohort.tools.compare.results import compare_runs, read_results
 from cohort.tools.compare.runner import collect_signals, make_environment, run_plan
-from cohort.tools.compare.table import print_comparison, write_count, write_p
 from session_tools import COHORT, ONE_THREAD, summary_of, write_recipe
 
 
@@ -79,7 +73,7 @@ def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path
     base = str(write_recipe(tmp_path / "a.toml", **{"algorithm.advantage": "contending:middle", "algorithm.args.share": 0.25}))
     words = ["grpo", "own=grpo:advantage=contending:middle,args.share=0.75", "dr_grpo"]
     plan = plan_of(tmp_path, words, base)
-    assert measure_plan(plan, {}).list_choices() == {
+    assert read_results(plan, {}).list_choices() == {
         "grpo": {"name": "grpo", "advantage": "contending:middle", "kl_coef": 0.02, "kl_estimator": "k3", "kl_in": "loss",
                  "aggregation": "sequence_mean", "args.share": 0.25},
         "own": {"name": "grpo", "advantage": "contending:middle", "kl_coef": 0.02, "kl_estimator": "k3", "kl_in": "loss",
@@ -154,7 +148,7 @@ def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_
     assert (start.seed, start.train.num_steps, start.cold_start.num_steps) == (3, 0, 24)
     assert (run.seed, run.train.num_steps, run.cold_start.num_steps) == (3, 5, 0)
     assert run.model.source == str(tmp_path / "out" / "start-seed-3" / "model")
-    kept = plan.field.contenders[1].recipe.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
+    kept = plan.lineup.contenders[1].recipe.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
     mine = run.model_dump(exclude={"model": {"source"}, "cold_start": {"num_steps"}})
     assert {key for key in kept if kept[key] != mine[key]} == {"name", "runs_folder", "seed", "evaluation"}
     assert {key for key in kept["evaluation"] if kept["evaluation"][key] != mine["evaluation"][key]} == {"problems_seed"}
@@ -296,14 +290,12 @@ def fabricated_plan(
     for run in plan.runs:
         if run.label in after:
             fabricate(plan.folder(run.name), after=after[run.label][run.seed], seed=run.seed, own=own)
-            entry = {"per_completion": number(1.5 + run.seed), "per_token": number(0.1), "set": "held_out"}
-            plan.divergence_file(run.name).write_text(json.dumps(entry))
     return plan
 
 
 def test_every_number_of_a_run_is_read_from_its_files(tmp_path, recipe):
-    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
-    run = comparison.standings[1].runs[0]
+    comparison = read_results(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
+    run = comparison.contenders[1].runs[0]
     assert run.find_number("before", "pass@1") == 4 / 32
     assert run.find_number("after", "pass@1") == 20 / 32
     assert run.find_number("after", "maj@4") == 20 / 40
@@ -314,8 +306,6 @@ def test_every_number_of_a_run_is_read_from_its_files(tmp_path, recipe):
     assert (run.training_seconds, run.whole_seconds) == (6.0, 11.0)
     assert run.peak_memory_gib == pytest.approx(0.37)
     assert run.last_reward == pytest.approx(fmean(step / 10 for step in range(3, 13)))
-    assert run.kl is not None
-    assert comparison.standings[1].kl == 1.5
     assert list(run.evaluation_curve) == [(0, 4 / 32), (6, 12 / 32), (12, 20 / 32)]
     assert run.success_curve[-1] == (12, 0.6)
 
@@ -324,7 +314,7 @@ def test_the_summarys_peak_memory_is_preferred(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [16]})
     file = plan.folder("grpo-seed-0") / "summary.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"peak_memory_gib": 2.5}))
-    assert measure_plan(plan, {}).standings[0].runs[0].peak_memory_gib == 2.5
+    assert read_results(plan, {}).contenders[0].runs[0].peak_memory_gib == 2.5
 
 
 def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, recipe):
@@ -338,15 +328,15 @@ def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, r
         tokens, seconds = fits[iteration]
         row |= {"reward_model/iteration": iteration, "reward_model/tokens": tokens, "reward_model/seconds": seconds}
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    learned, plain = (standing.runs[0] for standing in measure_plan(plan, {}).standings)
+    learned, plain = (standing.runs[0] for standing in read_results(plan, {}).contenders)
     assert learned.sampled_tokens == plain.sampled_tokens + 2700
     assert learned.training_seconds == plain.training_seconds + 9.0
     assert learned.trained_tokens == plain.trained_tokens
 
 
 def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
-    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}), {})
-    first, second = comparison.standings
+    comparison = read_results(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}), {})
+    first, second = comparison.contenders
     assert second.summarise_seeds("after", "pass@1") == {"mean": 22 / 32, "min": 16 / 32, "max": 28 / 32, "seeds": 2}
     assert first.against_first == {}
     # Seed 0: problems 2 and 3 gained 1 each of 8; seed 1: problems 4, 5 and 6. Averaged over seeds, five gained a half.
@@ -357,7 +347,6 @@ def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
         == second.summarise_seeds("after", "pass@1")["mean"] - first.summarise_seeds("after", "pass@1")["mean"]
     )
     assert paired.p_value == pytest.approx(2 / 2**5)
-    assert second.kl == 2.0
     document_ = comparison.to_json()
     assert [one["label"] for one in document_["contenders"]] == ["grpo", "dr_grpo"]
     assert document_["contenders"][1]["over_seeds"]["held_out"]["after"]["pass@1"]["mean"] == 22 / 32
@@ -367,14 +356,14 @@ def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
 
 def test_seeds_with_different_problems_are_not_averaged(tmp_path, recipe):
     """Means over seeds of different problems and a difference over problems once stood in one row, and contradicted each other."""
-    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}, own=True), {})
-    first, second = comparison.standings
+    comparison = read_results(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}, own=True), {})
+    first, second = comparison.contenders
     assert first.summarise_seeds("after", "pass@1") is second.summarise_seeds("before", "pass@1") is None
     words = (
         "held_out: not all runs were evaluated on the same problems (0 are in all), so no mean is taken. 8 problems: grpo-seed-0 25.0 %, "
         "dr_grpo-seed-0 50.0 %; 8 problems: grpo-seed-1 50.0 %, dr_grpo-seed-1 87.5 %"
     )
-    assert comparison.unlike == comparison.to_json()["different_problems"] == {"held_out": words}
+    assert comparison.different == comparison.to_json()["different_problems"] == {"held_out": words}
     paired = second.against_first["held_out"]  # each problem with itself: 5 of 16 gained 1
     assert (paired.problems, paired.difference) == (16, 5 / 16)
     printed = printed_table(comparison)
@@ -393,25 +382,25 @@ def test_with_one_seed_the_pairing_is_that_of_cohort_evaluate(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [9], "dr_grpo": [22]})
     a, b = (Evaluation.from_json(json.loads((plan.folder(n) / "evaluations.jsonl").read_text().splitlines()[-1]))
             for n in ("grpo-seed-0", "dr_grpo-seed-0"))  # fmt: skip
-    mine = measure_plan(plan, {}).standings[1].against_first["held_out"]
+    mine = read_results(plan, {}).contenders[1].against_first["held_out"]
     assert mine == compare(a, b)["held_out"]["pass@1"]
 
 
 def test_a_problem_that_seeds_share_is_one_problem(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "dr_grpo": [16]})
-    runs = [measure_plan(plan, {}).standings[place].runs[0] for place in (0, 1)]
+    runs = [read_results(plan, {}).contenders[place].runs[0] for place in (0, 1)]
     from dataclasses import replace
 
     again = [replace(run, seed=1) for run in runs]
-    once = compare_standings([runs[0]], [runs[1]])["held_out"]
-    twice = compare_standings([runs[0], again[0]], [runs[1], again[1]])["held_out"]
+    once = compare_runs([runs[0]], [runs[1]])["held_out"]
+    twice = compare_runs([runs[0], again[0]], [runs[1], again[1]])["held_out"]
     assert twice == once
 
 
 def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [16]}, ["grpo", "dapo"])
-    comparison = measure_plan(plan, {"dapo-seed-0": "the verifier <lost> its dictionary"})
-    assert comparison.failures == {"the verifier <lost> its dictionary": ["dapo-seed-0"]}
+    comparison = read_results(plan, {"dapo-seed-0": "the verifier <lost> its dictionary"})
+    assert comparison.notes == ["dapo-seed-0: the verifier <lost> its dictionary"]
     printed = printed_table(comparison)
     assert "failed, see below" in printed
     assert "dapo-seed-0: the verifier <lost> its dictionary" in printed
@@ -439,29 +428,6 @@ def test_differences_between_choices_leave_out_what_has_no_effect():
     assert list_cells(AlgorithmConfig(name="online_rft", region="clip", overlong_share=0.3))[2::3] == ["clip 0.2/0.2", ""]
 
 
-# -- KL to the start ---------------------------------------------------------------------------------------------------
-
-
-def test_kl_per_completion_is_the_mean_of_sums_and_per_token_the_estimate_ratio():
-    sums, lengths = [0.5, 1.5, 4.0], [1, 2, 5]
-    written = make_divergence_document(sums, lengths, "held_out", 0)
-    assert written["per_completion"] == estimate(sums, 1000, 0, proportion=False).to_json()
-    assert written["per_completion"]["value"] == pytest.approx(2.0)
-    assert written["per_token"]["value"] == pytest.approx(6.0 / 8)
-    assert (written["completions"], written["tokens"]) == (3, 8)
-    even = estimate_ratio([2.0] * 6, [4] * 6, 100, 0)
-    assert (even.value, even.low, even.high) == (0.5, 0.5, 0.5)
-    assert estimate_ratio([], [], 10, 0).value is None
-
-
-def test_the_bootstrap_of_the_ratio_is_as_wide_as_theory_says():
-    """Lengths all 1: the ratio is a mean, and its interval 1.96 standard errors to each side."""
-    values = [math.sin(7 * i) for i in range(400)]
-    spread = estimate_ratio(values, [1] * 400, 4000, 0)
-    error = (fmean(v * v for v in values) - fmean(values) ** 2) ** 0.5 / 20
-    assert spread.high - spread.low == pytest.approx(2 * 1.96 * error, rel=0.06)
-
-
 # -- printing ----------------------------------------------------------------------------------------------------------
 
 
@@ -474,7 +440,7 @@ def printed_table(comparison) -> str:
 def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_path, recipe):
     names = [name for name in PRESETS if name not in ("dpo", "sft", "opd")]  # which need rows or a teacher of their own
     plan = fabricated_plan(tmp_path, recipe, {name: [32 - place, 30] for place, name in enumerate(names)})
-    printed = printed_table(measure_plan(plan, {}))
+    printed = printed_table(read_results(plan, {}))
     rows = printed.splitlines()
     table = rows[: len(names) + 1]
     assert all(len(row) <= 100 for row in table)
@@ -488,59 +454,14 @@ def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_p
     assert table[-1].split()[-4:] == ["8.0", "1.28k", "6", "s"]
 
 
-def test_few_looks_have_no_outlook_and_the_reason_is_said_once(tmp_path, recipe):
-    comparison = measure_plan(fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]}), {})
-    reason = "2 held-out looks after the start are too few to fit a curve; it takes 5: lower evaluation.every_steps"
-    assert [standing.outlook for standing in comparison.standings] == [reason, reason]
-    assert f"grpo, dr_grpo: more steps? {reason}" in printed_table(comparison)
-    assert reason in render_comparison(comparison)
-
-
-def test_the_outlook_is_the_curve_of_sampled_tokens_against_the_first_set_over_all_seeds(tmp_path, recipe):
-    """The curve that the files are written by is found again, and both seeds' looks are in it."""
-    plan = fabricated_plan(tmp_path, recipe, {"grpo": [16, 16]})
-    for run in plan.runs:
-        if run.label == "grpo":
-            write_looks(plan.folder(run.name), top=0.8, steepness=2.0, middle=330.0)
-    comparison = measure_plan(plan, {})
-    standing = comparison.standings[0]
-    assert standing.runs[0].compute_curve[1][0] == 101 + 102  # the tokens of steps 1 and 2
-    fit = standing.outlook
-    assert fit.points == 12
-    assert fit.start == 0.125
-    assert fit.asymptote.value == pytest.approx(0.8, abs=0.01)
-    assert fit.steepness.value == pytest.approx(2.0, rel=0.05)
-    assert fit.middle.value == pytest.approx(330.0, rel=0.05)
-    assert comparison.to_json()["contenders"][0]["outlook"]["asymptote"]["value"] == fit.asymptote.value
-    assert "grpo: more steps? twice the compute would add +" in printed_table(comparison)
-    page = render_comparison(comparison)
-    assert "could not be written" not in page
-    assert fit.verdict in page
-
-
-def write_looks(folder: Path, top: float, steepness: float, middle: float) -> None:
-    """Held-out looks every second step along a known curve, beside a second set that sorts before the first."""
-    lines = [json.loads(line) for line in (folder / "evaluations.jsonl").read_text().splitlines()]
-    before, after = lines[0], lines[-1]
-    looks = []
-    for step in range(0, 13, 2):
-        tokens = sum(100 + one for one in range(1, step + 1))
-        value = 0.125 + (top - 0.125) * (1 / (1 + (middle / tokens) ** steepness) if tokens else 0.0)
-        source = before if step == 0 else after
-        sets = {"held_out": source["sets"]["held_out"] | {"pass@1": number(value)}}
-        sets |= {"another": source["sets"]["held_out"] | {"pass@1": number(0.5)}} if step in (0, 12) else {}
-        looks.append(source | {"step": step, "label": {0: "before", 12: "after"}.get(step, "during"), "sets": sets})
-    (folder / "evaluations.jsonl").write_text("".join(json.dumps(line) + "\n" for line in looks))
-
-
 def test_numbers_are_written_short():
-    assert [write_count(v) for v in (950, 12_345, 1_254_000, 45e6, 3.2e9)] == ["950", "12.3k", "1.25M", "45.0M", "3.20G"]
+    assert [write_amount(v) for v in (950, 12_345, 1_254_000, 45e6, 3.2e9)] == ["950", "12.3k", "1.25M", "45.0M", "3.20G"]
     assert [write_p(p) for p in (0.0004, 0.0312, 0.5, 1.0)] == ["<.001", ".031", ".500", "1"]
 
 
 def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28], "gspo": [12, 13]})
-    page = render_comparison(measure_plan(plan, {}))
+    page = render_comparison(read_results(plan, {}))
     assert "could not be written" not in page
     assert "http://" not in page
     assert "https://" not in page
@@ -549,9 +470,9 @@ def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tm
     )  # one per contender and seed; those of charts say nothing
     assert "dr_grpo ended highest: 68.8 % pass@1" in page
     assert "+31.2 points against grpo (95 % interval" in page
-    for words in ("Training success", "Held-out pass@1", "What they differ in", "group_centered", '<td class="strong">68.8 %'):
+    for words in ("Training success", "Held-out pass@1", "Different settings", "group_centered", '<td class="strong">68.8 %'):
         assert words in page
-    choices = page[page.index("What they differ in") :]
+    choices = page[page.index("Different settings") :]
     assert "prompts_per_step" not in choices
     assert re.findall(r"<tr><td>(\w+)</td>", choices) == [
         "advantage", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in", "aggregation"
@@ -560,8 +481,8 @@ def test_the_page_is_self_contained_escaped_and_shows_each_contender_and_seed(tm
 
 def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path, recipe):
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [8], "gspo": [12]}, ["grpo", "dapo", "gspo"])
-    page = render_comparison(measure_plan(plan, {}))
-    curves = page[page.index("Training success") : page.index("What they differ in")]
+    page = render_comparison(read_results(plan, {}))
+    curves = page[page.index("Training success") : page.index("Different settings")]
     assert set(re.findall(r'class="line (c\d)[ "]', curves)) == {"c0", "c2"}
     assert re.findall(r'<svg class="key (c\d)".*?</svg>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
 
@@ -618,20 +539,17 @@ def stub(tmp_path, monkeypatch):
 
 
 WORKS = """
-name = pathlib.Path(words[3] if words[1] == "cohort" else words[2]).name.removesuffix(".toml")
+name = pathlib.Path(words[3]).name.removesuffix(".toml")
 root = pathlib.Path(OUT)
 with (root / "order.txt").open("a") as file:
-    file.write(f"{words[1]} {words[2] if words[1] == 'cohort' else 'measure'} {name} {os.environ.get('OMP_NUM_THREADS')}\\n")
-if words[1] == "cohort":
-    folder = root / name
-    folder.mkdir(exist_ok=True)
-    if name.startswith("dapo"):
-        print("error: the verifier lost its dictionary")
-        sys.exit(1)
-    (folder / "summary.json").write_text(json.dumps({"status": "finished", "eval": {
-        "before": {"pass@1": {"value": 0.25}}, "after": {"pass@1": {"value": 0.5}}}}))
-else:
-    pathlib.Path(words[3]).write_text("{}")
+    file.write(f"{words[2]} {name}\\n")
+folder = root / name
+folder.mkdir(exist_ok=True)
+if name.startswith("dapo"):
+    print("error: the verifier lost its dictionary")
+    sys.exit(1)
+(folder / "summary.json").write_text(json.dumps({"status": "finished", "eval": {
+    "before": {"pass@1": {"value": 0.25}}, "after": {"pass@1": {"value": 0.5}}}}))
 """
 
 
@@ -645,19 +563,17 @@ def test_one_failure_does_not_stop_the_others_and_finished_runs_are_not_run_agai
     assert outcome.failed["dapo-seed-0"].startswith("the verifier lost its dictionary (its output is in ")
     assert not outcome.interrupted
     order = (plan.output / "order.txt").read_text().splitlines()
-    assert [line.split()[1:3] for line in order] == [
-        ["train", "start-seed-0"], ["train", "grpo-seed-0"], ["train", "dapo-seed-0"], ["measure", "grpo-seed-0"]
-    ]  # fmt: skip
+    assert order == ["train start-seed-0", "train grpo-seed-0", "train dapo-seed-0"]
     assert any(re.fullmatch(r"grpo-seed-0: finished in \d+ s, pass@1 25.0 % -> 50.0 %", line) for line in said)
     (plan.output / "order.txt").unlink()
     (plan.folder("dapo-seed-0") / "metrics.jsonl").touch()  # it had begun: it goes on instead of starting anew
     said.clear()
     run_plan(plan, 1, said.append)
-    assert [line.split()[1:3] for line in (plan.output / "order.txt").read_text().splitlines()] == [["resume", "dapo-seed-0"]]
+    assert (plan.output / "order.txt").read_text().splitlines() == ["resume dapo-seed-0"]
     assert "grpo-seed-0: finished before, pass@1 25.0 % -> 50.0 %" in said
 
 
-def test_a_failed_start_fails_every_contender_of_its_seed_and_measures_none(tmp_path, recipe, stub):
+def test_a_failed_start_fails_every_contender_of_its_seed(tmp_path, recipe, stub):
     plan = plan_of(tmp_path, ["grpo", "dr_grpo"], recipe)
     open_output(plan).close()
     stub("print('error: no disk'); sys.exit(1)")
@@ -738,8 +654,6 @@ def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_fre
         run = one["runs"][0]
         assert (run["status"], run["reason"]) == ("finished", "")
         assert run["sampled_tokens"] > 0
-        assert run["kl"]["completions"] == 8
-        assert run["kl"]["per_completion"]["value"] != 0.0
     assert "dr_grpo" in first.stdout
     assert "compare.html" in first.stdout
     assert (out / "compare.html").stat().st_size > 10_000
@@ -752,21 +666,6 @@ def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_fre
     other = CliRunner().invoke(app, [*words, "group_size=2"])
     assert other.exit_code == 1
     assert "train.group_size is 4 there and 2 here" in other.output
-
-
-@pytest.mark.prove
-def test_the_divergence_of_a_run_from_itself_is_exactly_zero(tmp_path):
-    """The cold start alone: its final model is its start/ folder."""
-    from cohort.tools.compare.divergence import measure_divergence
-    from session_tools import train_tiny
-
-    run = train_tiny(tmp_path, **{"train.num_steps": 0}).folder
-    assert RunFolder(run).start.is_dir()
-    written = measure_divergence(run, prompts=4)
-    assert written["completions"] == 4
-    few = "4 problems are too few for an interval; it takes 6"
-    assert written["per_completion"] == {"value": 0.0, "low": None, "high": None, "reason": few}
-    assert written["per_token"] == written["per_completion"]
 
 
 def test_the_command_is_there_and_says_no_in_words():

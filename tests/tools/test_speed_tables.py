@@ -1,4 +1,4 @@
-"""The tables, drawings and cost curves of docs/speed.md, which benchmarks/ makes from what `cohort bench` measures."""
+"""The tables, drawings and cost curves of docs/speed.md, which benchmarks/ makes from what benchmarks/speed.py measures."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
 import curves  # noqa: E402
+import machine  # noqa: E402
+import speed_peers as peers  # noqa: E402
 import speed_plot  # noqa: E402
 import speed_table  # noqa: E402
+from speed import Options, make_job  # noqa: E402
 from speed_cases import SpeedTarget, add_origin, compare_quoted  # noqa: E402
+from speed_child import reset_resident_peak  # noqa: E402
+from speed_job import BenchJob  # noqa: E402
 from speed_plot import draw_bars, draw_curves  # noqa: E402
-from test_bench import H200, NO_GPU, ON_H200, h200_document  # noqa: E402
+from speed_result import make_document  # noqa: E402
+from test_speed import H200, NO_GPU, ON_H200, h200_document  # noqa: E402
 
 from cohort.errors import RecipeError  # noqa: E402
-from cohort.tools.bench import machine, peers  # noqa: E402
-from cohort.tools.bench.command import Options, make_job  # noqa: E402
-from cohort.tools.bench.gauge import reset_resident_peak  # noqa: E402
-from cohort.tools.bench.job import BenchJob  # noqa: E402
-from cohort.tools.bench.result import make_document  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -134,7 +135,7 @@ def test_table_goes_between_the_markers() -> None:
 
 
 def test_the_page_shows_the_committed_results() -> None:
-    """The table is what `python -m cohort.tools.bench.table docs/results/*.json` writes."""
+    """The table is what `python benchmarks/speed_table.py docs/results/*.json` writes."""
     page = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     documents = speed_table.read(list((ROOT / "docs" / "results").glob("*.json")))
     assert speed_table.put_between(page, speed_table.table(documents)) == page

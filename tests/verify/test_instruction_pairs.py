@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 
 from cohort.rewards import instructions
-from cohort_verify.following.table import CHECKERS, Checker
+from cohort_verify.instruction_following.checkers import CHECKERS, Checker
 from instruction_pairs import PAIRS, ROWS
 
 

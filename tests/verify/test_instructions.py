@@ -13,8 +13,8 @@ from cohort.rewards import BUILT_IN, instructions
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
-from cohort_verify.following.reward import MAX_CHARS, find_unusable
-from cohort_verify.following.table import CHECKERS
+from cohort_verify.instruction_following.checkers import CHECKERS
+from cohort_verify.instruction_following.reward import MAX_CHARS, find_unusable
 from doc_examples import examples_of
 from instruction_pairs import PAIRS
 from yardstick import measure_slowdown

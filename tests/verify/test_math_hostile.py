@@ -6,6 +6,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -14,6 +15,7 @@ from cohort_verify.math.answer import ENTRY, MEMORY_MB
 from cohort_verify.math.readers import read_answer
 from cohort_verify.sandbox import JailUnavailable, Limits, find_tier, shared_pool
 from math_bombs import BOMBS, INJECTIONS, PIECES, fuzzed
+from math_tripwire import watched_pool
 from yardstick import measure_slowdown
 
 try:
@@ -23,7 +25,6 @@ except JailUnavailable:
     JAIL = False
 
 needs_jail = pytest.mark.skipif(not JAIL, reason="needs a jail")
-TRIPWIRE = "cohort_verify.math.tripwire:compare"
 BURNING = (
     "long sum", "long product", "hard integral", "harder integral", "power in an integral", "sum of sums", "factorial in a sum",
     "infinite sum",
@@ -165,11 +166,9 @@ def check_injections(count, folder):
         [text for text, _ in tries], ["0"] * count, log_verdict=lambda row, word, detail="": words.update({row: word})
     )
     assert not any(scores)
-    pool = shared_pool(TRIPWIRE, limits=Limits(memory_mb=MEMORY_MB))
-    answers = pool.ask_many(
-        [{"found": payload, "gold": "0", "cpu_s": 1.0, "raw": text} for text, payload in tries],
-        Limits(wall_s=60.0, memory_mb=MEMORY_MB),
-    )
+    messages = [{"found": payload, "gold": "0", "cpu_s": 1.0, "raw": text} for text, payload in tries]
+    with watched_pool(Limits(memory_mb=MEMORY_MB)) as pool:
+        answers = pool.ask_many(messages, Limits(wall_s=60.0, memory_mb=MEMORY_MB))
     events = [
         (tries[row][1], answer.value["events"]) for row, answer in enumerate(answers) if answer.value and answer.value["events"]
     ]
@@ -196,7 +195,7 @@ def test_ten_thousand_injections_run_nothing(tmp_path):
 def test_the_tripwire_sees_what_it_is_there_for():
     """Otherwise no event would prove nothing: sympify on the same payload is seen."""
     program = (
-        "import cohort_verify.math.tripwire as t, sympy\n"
+        "import math_tripwire as t, sympy\n"
         "t.install()\nt.watching = True\n"
         "try:\n    sympy.sympify('__import__(\"math\").sqrt(4)')\nexcept Exception:\n    pass\n"
         "open('/dev/null', 'w').close()\n"
@@ -204,7 +203,7 @@ def test_the_tripwire_sees_what_it_is_there_for():
         "print(any('__import__' in e for e in t.events), any('for writing' in e for e in t.events))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[1]
     )  # our own text, not a model's
     assert done.stdout.split() == ["True", "True"]
 

@@ -737,7 +737,7 @@ def test_descriptors_survive_a_machine_that_is_out_of_them(monkeypatch):
     assert run_calls("def f(): return 1", [Call("f")]).end == "infrastructure"
     monkeypatch.setattr(os, "pipe", real)
     monkeypatch.setattr(
-        "cohort_verify.sandbox.spawn.start_process", lambda *_: (_ for _ in ()).throw(BlockingIOError(11, "no processes"))
+        "cohort_verify.sandbox.jail.start_process", lambda *_: (_ for _ in ()).throw(BlockingIOError(11, "no processes"))
     )
     assert run_calls("def f(): return 1", [Call("f")]).end == "infrastructure"
     assert open_descriptors() == before

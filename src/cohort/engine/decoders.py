@@ -22,13 +22,21 @@ from cohort.errors import CohortError, EngineError, describe_problem
 from cohort.model.backbone import PROOF_STEPS, ProofRows, cache_prompts, compare_logits, compute_logits, find_unsupported
 from cohort.model.head import SplitModel, split
 from cohort.ops.attention import attention, attention_configs, choose_accumulation_dtype, find_visible, make_bias, use_attention
-from cohort.ops.cached_attention import SLOT_ATTENTION, RaggedCache, hidden_states, prefill
+from cohort.ops.cached_attention import (
+    ALIGNMENT,
+    SLOT_ATTENTION,
+    KVBlocks,
+    KVShape,
+    RaggedCache,
+    StackedKV,
+    hidden_states,
+    prefill,
+)
 from cohort.ops.fused import has_kernels, training
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
 from cohort.ops.fused.cpu_native import NativeDecoder
 from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import FusedModel
-from cohort.ops.kv import ALIGNMENT, KVBlocks, KVShape, StackedKV
 
 LOGITS_TO_SHARE = 2**18
 """With fewer logits per step, waking a second thread for a logarithm takes longer than the logarithm."""
@@ -104,7 +112,7 @@ def make_fused_decoder(
 ) -> Decoder:
     """operations: compiled operations of a CPU, if available."""
     if fused.device.type == "cuda":
-        from cohort.ops.fused.decoding import FusedDecoder
+        from cohort.ops.fused.kernels_decode import FusedDecoder
 
         return FusedDecoder(fused, slots, length)
     if operations is not None:
@@ -116,7 +124,7 @@ def make_fused_decoder(
 
 
 class SlotCache(RaggedCache):
-    """The keys and values of the slots (ops/kv.py) as a cache for transformers' modules (ops/cached_attention.py).
+    """The keys and values of the slots (ops/cached_attention.py) as a cache for transformers' modules (ops/cached_attention.py).
 
     Differences from the usual caches:
 

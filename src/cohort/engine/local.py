@@ -33,16 +33,15 @@ from cohort.errors import EngineError, describe_problem
 from cohort.model.architecture import list_length_dependent
 from cohort.model.policy import Policy
 from cohort.ops.attention import choose_accumulation_dtype, use_attention
-from cohort.ops.cached_attention import SLOT_ATTENTION
+from cohort.ops.cached_attention import SLOT_ATTENTION, kv_bytes
 from cohort.ops.fused import has_kernels, make_fused_error, native
 from cohort.ops.fused.cpu import DecodeMemory
 from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import FusedModel, fuse
 from cohort.ops.fused.projection import fill_zero_adapters
 from cohort.ops.fused.training import load_compiled
-from cohort.ops.kv import kv_bytes
 from cohort.ops.noise import make_gumbel
-from cohort.ops.rounding import count_missing_rows, find_activated_width
+from cohort.ops.products import count_missing_rows, find_activated_width
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 
 KEPT_SHARE = 0.15

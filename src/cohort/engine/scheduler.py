@@ -23,7 +23,7 @@ from cohort.engine.sampling import choose_tokens
 from cohort.model.head import SplitModel
 from cohort.ops.fused import has_kernels
 from cohort.ops.noise import make_gumbel
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
 from cohort.types import Request, Sampling
 
 PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
@@ -142,7 +142,7 @@ class Workspace:
     sampling: Sampling
     signature: tuple[Any, ...]
     width: int = 0
-    """Width of the MLP's activation, which decides whether finished rows have to take part in a step (ops/rounding.py)."""
+    """Width of the MLP's activation, which decides whether finished rows have to take part in a step (ops/products.py)."""
 
     def can_serve(self, requested: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
         fits = self.requested == requested and self.length >= length and self.completions >= completions

@@ -26,10 +26,9 @@ from cohort.model.head import SplitModel
 from cohort.model.packing import Layouts, MicroBatch, pack
 from cohort.ops.attention import CAUSAL_ATTENTION, attention_configs, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION, PrefixCache, prefill
-from cohort.ops.gather import take
-from cohort.ops.layout import Layout, lay_out
+from cohort.ops.layout import Layout, lay_out, take
 from cohort.ops.packed_attention import use_layout
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
 
 
 class Backbone(Protocol):

@@ -21,9 +21,8 @@ from cohort.model.optim import Adding, MasterWeights, Optimizer
 from cohort.model.packing import Layouts, MicroBatch
 from cohort.model.policy import Policy
 from cohort.ops.attention import attention_configs
-from cohort.ops.gather import Selection, take
-from cohort.ops.layout import Layout
-from cohort.ops.rounding import run_steadily
+from cohort.ops.layout import Layout, Selection, take
+from cohort.ops.products import run_steadily
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
 
 if TYPE_CHECKING:

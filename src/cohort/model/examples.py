@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from cohort.errors import InvariantError
-from cohort.ops.gather import Indices, list_ranges
+from cohort.ops.layout import Indices, list_ranges
 from cohort.types import Rollout
 
 VECTORS = ("loss_mask", "advantages", "sampling_logprobs", "old_logprobs", "ref_logprobs", "old_values", "returns", "fresh")

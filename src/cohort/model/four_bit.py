@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import ModelError
-from cohort.ops.four_bit import is_four_bit, restore_weight
+from cohort.ops.fused.projection import is_four_bit, restore_weight
 
 NAME = "nf4"
 MARKS = ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_4bit")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from cohort.errors import ModelError
 from cohort.ops.logprobs import LOW_PRECISION, LinearHead, linear_logprobs, project, scale_and_cap, token_logprobs
-from cohort.ops.rounding import run_steadily
+from cohort.ops.products import run_steadily
 
 LARGE_LOGIT = 100.0
 """Above every soft-cap in use (Gemma 2: 30), so that one that is forgotten shows."""

@@ -25,8 +25,7 @@ from cohort.algorithms.named import find_named
 from cohort.base.world import World
 from cohort.errors import InvariantError
 from cohort.model.examples import VECTORS, Example, Examples, join_examples
-from cohort.ops.gather import Indices, Selection, list_ranges, move_record
-from cohort.ops.layout import Layout, lay_out
+from cohort.ops.layout import Indices, Layout, Selection, lay_out, list_ranges, move_record
 
 Weigh = Callable[[Sequence[int], Sequence[int], int], Sequence[float]]
 """(trained tokens of each completion, its group, max_completion_tokens) -> weight of one token of each completion."""

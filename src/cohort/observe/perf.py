@@ -18,7 +18,7 @@ from cohort.base.text import write_percent
 from cohort.observe.metrics import LARGEST
 
 if TYPE_CHECKING:
-    from cohort.ops.flops import Accelerator, Dimensions
+    from cohort.ops.flops import Dimensions
 
 Row = Mapping[str, Any]
 
@@ -141,7 +141,7 @@ class Costs:
     """What a token costs the policy that is trained, and what the device could do at best (ops/flops.py)."""
 
     dimensions: Dimensions
-    accelerator: Accelerator
+    peak_flops: float
     frozen_base: bool = False
     ranks: int = 1
     """Devices that the tokens are run on, one for each rank."""
@@ -149,19 +149,19 @@ class Costs:
     @classmethod
     def of(cls, config: Any, device_name: str, frozen_base: bool, ranks: int = 1) -> Costs | None:
         """None where the formula does not hold for the model, or the peak of the device is not known."""
-        from cohort.ops.flops import Dimensions, find_accelerator
+        from cohort.ops.flops import Dimensions, find_peak_flops
 
-        accelerator = find_accelerator(device_name)
-        if accelerator is None or config.model_type not in DENSE:
+        peak = find_peak_flops(device_name)
+        if peak is None or config.model_type not in DENSE:
             return None
-        return cls(Dimensions.from_config(config), accelerator, frozen_base, ranks)
+        return cls(Dimensions.from_config(config), peak, frozen_base, ranks)
 
     def utilisation(self, executed: float, scored: float, seconds: float) -> float:
         """MFU: the body on every token that is run, the head on those whose log-prob is taken, forward and backward."""
-        from cohort.ops.flops import count_training_flops, mfu
+        from cohort.ops.flops import count_training_flops
 
         flops = count_training_flops(self.dimensions, int(executed), int(scored), self.frozen_base)
-        return mfu(flops / self.ranks, seconds, self.accelerator)
+        return flops / self.ranks / seconds / self.peak_flops
 
 
 EXECUTED, FORWARDED, TRAINABLE = "tokens/executed", "tokens/forwarded", "tokens/trainable"

@@ -6,7 +6,7 @@ Two things differ from the functions that ship with transformers:
 - on a CPU in float32 the products are accumulated in float64. Decoding one token and reading a whole sequence multiply the
   same numbers in another order; rounded to float32 the results differ in the last bit, and a few layers later a log-ratio
   that should be 0 is 2e-5. Accumulated in float64 and rounded once they are the same bits, and where every other
-  operation gives each row the same bits too (ops/rounding.py), so are the log-probs.
+  operation gives each row the same bits too (ops/products.py), so are the log-probs.
 
 Features that are not honoured are refused by name: an ignored argument would be a different model.
 """

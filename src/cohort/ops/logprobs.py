@@ -33,7 +33,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 from cohort.ops.fused import has_kernels
-from cohort.ops.rounding import run_steadily
+from cohort.ops.products import run_steadily
 
 CHUNK_ELEMENTS = 1 << 24
 """Logits alive at a time on a CPU: 64 MiB in float32."""

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -33,8 +33,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cohort.errors import InvariantError
 from cohort.ops.attention import CAUSAL_ATTENTION, attend_causally, register_attention
-from cohort.ops.gather import give_back, take
-from cohort.ops.layout import Layout, SharedPrompts
+from cohort.ops.layout import Layout, SharedPrompts, give_back, take
 
 FLASH_HEAD_DIMS = range(8, 257, 8)
 FLASH_CAPABILITY = (8, 0)
@@ -139,18 +138,6 @@ class Inputs(NamedTuple):
     value: Tensor
 
 
-class Kernel(Protocol):
-    """Attention over spans. out is [queries, H, D] and lse [H, queries], natural and with the scale."""
-
-    def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]: ...
-
-    def backward(
-        self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """(grad_query, grad_key, grad_value) from an output and lse that may be those of more keys than these."""
-        ...
-
-
 def attend_segments(
     layout: Layout,
     query_THD: Tensor,
@@ -158,7 +145,7 @@ def attend_segments(
     value_TKD: Tensor,
     scaling: float,
     window: int | None,
-    kernel: Kernel,
+    kernel: FlashKernel,
 ) -> Tensor:
     out: Tensor = _SegmentAttention.apply(query_THD, key_TKD, value_TKD, layout, scaling, window, kernel)
     return out
@@ -174,7 +161,7 @@ class _SegmentAttention(torch.autograd.Function):
         layout: Layout,
         scaling: float,
         window: int | None,
-        kernel: Kernel,
+        kernel: FlashKernel,
     ) -> Tensor:
         inputs, starts, longest = Inputs(query, key, value), layout.segment_starts, layout.longest_segment
         own = Spans(starts, starts, longest, longest, scaling, causal=True, window=window)
@@ -223,9 +210,10 @@ def copy_prompts(inputs: Inputs, shared: SharedPrompts) -> Inputs:
 
 
 class FlashKernel:
-    """PyTorch's flash attention in its varlen form."""
+    """PyTorch's flash attention over sequences of different lengths, by spans of queries and keys."""
 
     def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]:
+        """The output [queries, H, D], and the natural log-sum-exp [H, queries] of the scaled scores."""
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             *inputs, *self._list_spans(spans), 0.0, spans.causal, False, **self._list_options(spans)
         )
@@ -234,6 +222,7 @@ class FlashKernel:
     def backward(
         self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Gradients of query, key and value. `out` and `lse` may include keys outside these spans."""
         # State of the random numbers for dropout, of which there is none.
         seed = torch.empty(2, dtype=torch.uint64, device=out.device)
         unused = torch.empty(0, device=out.device)
@@ -251,57 +240,6 @@ class FlashKernel:
     def _list_options(self, spans: Spans) -> dict[str, Any]:
         window = {} if spans.window is None else {"window_size_left": spans.window - 1, "window_size_right": 0}
         return {"scale": spans.scaling, **window}
-
-
-class TorchKernel:
-    """The slow twin of FlashKernel: the same two functions spelled out, one span after the other, in float32 at least."""
-
-    def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]:
-        query, key, value = map(widen, inputs)
-        out, lse = torch.zeros_like(inputs.query), query.new_zeros(query.shape[1], query.shape[0])
-        for mine, theirs in self._each_span(spans):
-            scores = self._score(query[mine], key[theirs], spans)
-            lse[:, mine] = scores.logsumexp(-1)
-            probabilities = (scores - lse[:, mine, None]).exp()
-            out[mine] = torch.einsum("hqk,khd->qhd", probabilities, self._repeat_heads(value[theirs], query)).to(out.dtype)
-        return out, lse
-
-    def backward(
-        self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in inputs)
-        dtype, (grad_out, query, key, value, out) = inputs.query.dtype, map(widen, (grad_out, *inputs, out))
-        for mine, theirs in self._each_span(spans):
-            probabilities = (self._score(query[mine], key[theirs], spans) - lse[:, mine, None]).exp()
-            delta = (grad_out[mine] * out[mine]).sum(-1).t()
-            grad_probabilities = torch.einsum("qhd,khd->hqk", grad_out[mine], self._repeat_heads(value[theirs], query))
-            grad_scores = probabilities * (grad_probabilities - delta[..., None]) * spans.scaling
-            grad_query[mine] = torch.einsum("hqk,khd->qhd", grad_scores, self._repeat_heads(key[theirs], query)).to(dtype)
-            for gradient, weights, rows in ((grad_key, grad_scores, query), (grad_value, probabilities, grad_out)):
-                whole = torch.einsum("hqk,qhd->khd", weights, rows[mine])
-                gradient[theirs] = whole.unflatten(1, (gradient.shape[1], -1)).sum(2).to(dtype)
-        return grad_query, grad_key, grad_value
-
-    def _each_span(self, spans: Spans) -> Iterator[tuple[slice, slice]]:
-        queries, keys = spans.query_starts.tolist(), spans.key_starts.tolist()
-        for number in range(len(queries) - 1):
-            yield slice(queries[number], queries[number + 1]), slice(keys[number], keys[number + 1])
-
-    def _score(self, query: Tensor, key: Tensor, spans: Spans) -> Tensor:
-        scores = torch.einsum("qhd,khd->hqk", query, self._repeat_heads(key, query)) * spans.scaling
-        if spans.causal:
-            at = torch.arange(len(query), device=query.device)
-            behind = at[:, None] - at
-            hidden = (behind < 0) | (behind >= (spans.window or len(query)))
-            scores = scores.masked_fill(hidden, -torch.inf)
-        return scores
-
-    def _repeat_heads(self, keys: Tensor, query: Tensor) -> Tensor:
-        return keys.repeat_interleave(query.shape[1] // keys.shape[1], dim=1)
-
-
-def widen(tensor: Tensor) -> Tensor:
-    return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
 # -- for the modules of transformers -----------------------------------------------------------------------------------

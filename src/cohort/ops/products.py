@@ -10,7 +10,8 @@ The setting belongs to the process. It is set for the products of the CPU only a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +20,44 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import RunError
-from cohort.ops.rounding import STEADY_ROWS
+
+STEADY_ROWS = 16
+FLOATS_AT_ONCE = 32
+"""Float32 numbers in the two widest vector registers that torch's elementwise loops take at once."""
+
+
+def count_missing_rows(rows: int, device: torch.device, width: int = 0) -> int:
+    """How many rows are missing for results that do not depend on their number. width: numbers in a row of an activation."""
+    if device.type != "cpu":
+        return 0
+    step = find_row_step(width)
+    return -(-max(rows, STEADY_ROWS) // step) * step - rows
+
+
+def find_row_step(width: int) -> int:
+    """Rows of so many numbers that are full vectors together; 1 where each is, or where no width is given."""
+    return FLOATS_AT_ONCE // math.gcd(FLOATS_AT_ONCE, width)
+
+
+def find_activated_width(config: Any) -> int:
+    """Numbers in a row of the MLP's activation, as far as a config of transformers says it of all layers; else 0."""
+    width = getattr(config.get_text_config(), "intermediate_size", 0)
+    return width if isinstance(width, int) else 0
+
+
+def run_steadily(function: Callable[[Tensor], Tensor], rows_NH: Tensor) -> Tensor:
+    """function(rows), computed with enough rows."""
+    missing = count_missing_rows(rows_NH.shape[:-1].numel(), rows_NH.device)
+    if not missing:
+        return function(rows_NH)
+    flat_NH = rows_NH.reshape(-1, rows_NH.shape[-1])
+    result_NV = function(F.pad(flat_NH, (0, 0, 0, missing)))[: flat_NH.shape[0]]
+    return result_NV.reshape(*rows_NH.shape[:-1], -1)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# x
+# ---------------------------------------------------------------------------------------------------------------------
 
 MKL, ONEDNN = "mkl", "onednn"
 LEAST_WEIGHTS = 2**21

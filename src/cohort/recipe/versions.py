@@ -16,7 +16,6 @@ from cohort.errors import RecipeError
 Tree = dict[str, Any]
 
 MOVED = {
-    "cohort.bench.workload:varied": "cohort.tools.bench.workload:varied",
     "cohort.rewards.shape:length": "cohort.rewards.penalties:length",
     "cohort.rewards.shape:repetition": "cohort.rewards.penalties:repetition",
     "cohort.rewards.shape:soft_overlong": "cohort.rewards.penalties:soft_overlong",

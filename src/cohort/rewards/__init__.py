@@ -30,7 +30,7 @@ from cohort.errors import RewardError
 from cohort_verify.math.answer import math_answer as math_answer
 from cohort_verify.math.answer import exact_match as exact_match
 from cohort_verify.code.reward import code_tests as code_tests
-from cohort_verify.following.reward import instructions as instructions
+from cohort_verify.instruction_following.reward import instructions as instructions
 
 # form, length and language
 from cohort_verify.format import think_format as think_format

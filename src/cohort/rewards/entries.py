@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cohort.base.text import write_count
-from cohort_verify.text import shorten, show_value
-from cohort_verify.verdicts import INFRASTRUCTURE, LIMIT_KINDS
+from cohort_verify.text import INFRASTRUCTURE, LIMIT_KINDS, shorten, show_value
 
 Steps = tuple[tuple[int, float], ...]
 """What a process reward says of one completion: (characters up to and including the end of a step, reward), in order."""

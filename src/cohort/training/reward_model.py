@@ -29,8 +29,7 @@ from cohort.model.critic import ScalarModel
 from cohort.model.optim import Adding, Optimizer, cast_parameters
 from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
-from cohort.ops.gather import Selection
-from cohort.ops.layout import lay_out
+from cohort.ops.layout import Selection, lay_out
 from cohort.recipe.reward_model import RewardModelConfig
 from cohort.recipe.schema import OptimizerConfig
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs

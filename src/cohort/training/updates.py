@@ -19,7 +19,7 @@ from cohort.model.packing import MicroBatch, Minibatch
 from cohort.model.policy import TokenScores
 from cohort.observe.metrics import find_reduction
 from cohort.observe.perf import count_minibatch_tokens
-from cohort.ops.gather import move_record
+from cohort.ops.layout import move_record
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 

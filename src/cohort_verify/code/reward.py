@@ -21,8 +21,7 @@ from cohort_verify.code.format import TAGS, find_program, starts_inside_thought,
 from cohort_verify.code.suite import Tests, UnusableTests
 from cohort_verify.code.trial import Judgement, ProgramTask, Terms, judge_program
 from cohort_verify.sandbox import Limits
-from cohort_verify.text import show_value, text_of
-from cohort_verify.verdicts import INFRASTRUCTURE
+from cohort_verify.text import INFRASTRUCTURE, show_value, text_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,7 @@ from cohort_verify.code.compare import holds, same_output
 from cohort_verify.code.format import ProgramText, find_callable_name
 from cohort_verify.code.suite import CallCase, StdinCase, Suite, Tests
 from cohort_verify.sandbox import Call, Limits, NotPlain, Run, run_calls, run_checks, run_script
-from cohort_verify.text import shorten, show_value
-from cohort_verify.verdicts import INFRASTRUCTURE, LIMIT_KINDS
+from cohort_verify.text import INFRASTRUCTURE, LIMIT_KINDS, shorten, show_value
 
 FREE_WALL_S = 0.25
 """By the wall clock, per fresh process, not charged: what a busy machine takes to come round to it."""

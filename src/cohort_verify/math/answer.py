@@ -21,9 +21,8 @@ from fractions import Fraction
 from typing import Any
 
 from cohort_verify import sandbox
-from cohort_verify.math.compare import find_verdict
+from cohort_verify.math.compare import ExactJudge, find_verdict
 from cohort_verify.math.find import PatternTimeout, find_answer, find_gold, guess_answer, refuse_gold, show_gold, write_gold
-from cohort_verify.math.judge import ExactJudge
 from cohort_verify.math.kinds import Group, Reading, Relation, Value, find_value, list_leaves
 from cohort_verify.math.readers import read_answer
 from cohort_verify.math.text import MAX_ANSWER_CHARS, normalise

@@ -15,9 +15,9 @@ from typing import Any
 
 from cohort_verify.math.expressions import MAX_NUMBER_CHARS
 from cohort_verify.math.kinds import Value
+from cohort_verify.math.quantities import HEDGES
 from cohort_verify.math.readers import MAX_ITEMS, read_answer
 from cohort_verify.math.text import MAX_ANSWER_CHARS, normalise
-from cohort_verify.math.units import HEDGES
 from cohort_verify.text import drop_thinking, find_boxes, find_last_tag
 
 PATTERN_LIMIT_S = 1.0

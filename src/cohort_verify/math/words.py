@@ -11,10 +11,9 @@ import re
 from dataclasses import dataclass, replace
 
 from cohort_verify.math.kinds import EVERY_NUMBER, Group, Reading, Value, Words
-from cohort_verify.math.quantities import MATH_WORDS
+from cohort_verify.math.quantities import HEDGES, MATH_WORDS
 from cohort_verify.math.text import COMMAND, LETTERS, NUMBER, SIGN, TEXT, Token, list_texts, read_tokens, write_latex
 from cohort_verify.math.tree import number
-from cohort_verify.math.units import HEDGES
 
 MAX_CLOCK_TOKENS = 16
 MAX_WORDS_CHARS = 200

@@ -9,8 +9,18 @@ Needs the standard library alone.
 """
 
 from cohort_verify.sandbox.limits import ENDS, JailUnavailable, Limits
-from cohort_verify.sandbox.program import run_calls, run_checks, run_script
-from cohort_verify.sandbox.results import Call, CallsResult, CheckResult, ChecksResult, Reply, Run, ScriptResult
+from cohort_verify.sandbox.program import (
+    Call,
+    CallsResult,
+    CheckResult,
+    ChecksResult,
+    Reply,
+    Run,
+    ScriptResult,
+    run_calls,
+    run_checks,
+    run_script,
+)
 from cohort_verify.sandbox.tiers import find_tier
 from cohort_verify.sandbox.values import NotPlain
 from cohort_verify.sandbox.workers import WorkerPool, shared_pool

@@ -21,11 +21,11 @@ from cohort.ops.fused.cpu import (
     CpuDecoder,
     DecodeMemory,
     Lane,
+    PackedLayer,
     Shapes,
     intra_op_threads,
     normalize_heads,
 )
-from cohort.ops.fused.cpu_weights import PackedLayer
 from cohort.ops.fused.family import FusedModel
 from cohort.ops.fused.native import LANES, Native, fill_structure
 from cohort.ops.fused.projection import Adapters, fill_zero_adapters

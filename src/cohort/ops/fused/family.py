@@ -8,6 +8,7 @@ new storage instead, or a module another parameter, would leave the fused tensor
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,9 +16,47 @@ import torch
 from torch import Tensor, nn
 
 from cohort.errors import EngineError
-from cohort.ops.four_bit import is_four_bit
-from cohort.ops.fused.projection import Adapters, Projection, read_base
-from cohort.ops.fused.watch import Watch
+from cohort.ops.fused.projection import Adapters, Projection, is_four_bit, read_base
+
+Entry = tuple[Mapping[str, Any], str, Any]
+"""A dict of a module, a key in it, and the value at the time of the capture."""
+
+
+class CapturedWeights:
+    """Detects weights that were replaced after they were read into tensors.
+
+    Checked for every micro-batch, so it walks flat lists: a lookup by name in torch's modules would cost more than all comparisons.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        modules = list(root.modules())
+        self.children: list[Entry] = [(one._modules, name, child) for one in modules for name, child in one._modules.items()]
+        self.parameters: list[Entry] = [
+            (one._parameters, name, value) for one in modules for name, value in one._parameters.items()
+        ]
+        self.places = [find_place(value) for _, _, value in self.parameters]
+        self.adapted = [one for one in modules if hasattr(one, "lora_A")]
+        self.switches = [read_switches(one) for one in self.adapted]
+
+    def are_current(self) -> bool:
+        """Whether modules and parameters are the same objects in the same memory, and the same adapters are switched on."""
+        return (
+            all(table.get(name) is one for table, name, one in self.children)
+            and all(table.get(name) is one for table, name, one in self.parameters)
+            and all(find_place(value) == place for (_, _, value), place in zip(self.parameters, self.places, strict=True))
+            and all(read_switches(one) == before for one, before in zip(self.adapted, self.switches, strict=True))
+        )
+
+
+def find_place(parameter: Tensor | None) -> tuple[int, bool] | None:
+    """The address of a parameter, and whether it is contiguous. The fused tensor keeps the storage, so no other tensor can reuse it."""
+    return None if parameter is None else (parameter.data_ptr(), parameter.is_contiguous())
+
+
+def read_switches(layer: Any) -> tuple[bool, list[str], list[str], dict[str, float]]:
+    """The state of a layer with PEFT adapters: whether they are disabled, which are active and merged, and their scales."""
+    return layer.disable_adapters, list(layer.active_adapters), list(layer.merged_adapters), dict(layer.scaling)
+
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
@@ -45,8 +84,7 @@ class FusedLayer:
 
 @dataclass(frozen=True)
 class FusedModel:
-    watch: Watch
-    """On what it was read from."""
+    captured: CapturedWeights
     embedding: Tensor
     padding: int | None
     """Token whose embedding gets no gradient."""
@@ -74,7 +112,7 @@ class FusedModel:
 
     def is_current(self) -> bool:
         """Whether the model has the parameters it had, as the views they were made into, and the same adapters switched on."""
-        return self.watch.is_same()
+        return self.captured.are_current()
 
     @property
     def projections(self) -> list[Projection]:
@@ -102,7 +140,7 @@ def fuse(model: Any) -> FusedModel:
     modules = backbone.layers[: config.num_hidden_layers]
     layers = tuple(_read_layer(number, layer, config) for number, layer in enumerate(modules))
     return FusedModel(
-        watch=Watch(backbone),  # after what lays its parameters together
+        captured=CapturedWeights(backbone),  # once its parameters are views of the fused tensors
         embedding=backbone.embed_tokens.weight,
         padding=backbone.embed_tokens.padding_idx,
         layers=layers,

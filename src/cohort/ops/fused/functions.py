@@ -12,8 +12,7 @@ knows where the gradients belong: each gets the rows of one product, and a param
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,10 +24,9 @@ from torch.autograd.function import once_differentiable
 
 from cohort.ops.fused import has_kernels
 from cohort.ops.fused.projection import Projection
-from cohort.ops.rounding import run_steadily
+from cohort.ops.products import run_steadily
 
 KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-_forced: list[bool] = []
 
 
 @dataclass(frozen=True)
@@ -164,22 +162,11 @@ class Twins:
 
 def choose_operations(tensor: Tensor) -> Any:
     """The kernels where a GPU can run them, their twins elsewhere."""
-    wanted = _forced[-1] if _forced else has_kernels(tensor.device)
-    if not wanted or tensor.dtype not in KERNEL_DTYPES:
+    if not has_kernels(tensor.device) or tensor.dtype not in KERNEL_DTYPES:
         return Twins
     from cohort.ops.fused import kernels_train
 
     return kernels_train
-
-
-@contextmanager
-def force_kernels(kernels: bool) -> Iterator[None]:
-    """Use the kernels (on a CPU they need Triton's interpreter) or the twins, whatever the device."""
-    _forced.append(kernels)
-    try:
-        yield
-    finally:
-        _forced.pop()
 
 
 def add_norm(hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, using: Any = None) -> tuple[Tensor, Tensor]:

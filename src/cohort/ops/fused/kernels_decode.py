@@ -11,19 +11,26 @@ What decides the speed of a step is how often memory is read, so each kernel rea
 No kernel adds atomically and none waits for the host: a step can be captured in a CUDA graph, and gives the same bits again.
 """
 
-# mypy: allow-untyped-defs, allow-incomplete-defs
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import triton
 import triton.language as tl
 from torch import Tensor
 from triton.language.extra import libdevice
 
+from cohort.ops.cached_attention import KVBlocks, KVShape, StackedKV
+from cohort.ops.fused.family import FusedModel
+from cohort.ops.fused.training import prefill
 from cohort.ops.noise import LARGEST_UNIFORM, MULTIPLY_1, MULTIPLY_2, SPREAD_INDEX, SPREAD_POSITION
+
+# mypy: allow-untyped-defs, allow-incomplete-defs
+
 
 INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """Tests run the kernels on a CPU with Triton's interpreter."""
@@ -432,3 +439,43 @@ def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: fl
         state.token_ids_NT.shape[1], parts, round_to_power_of_two(parts), stops, round_to_power_of_two(max(1, stops)), advance,
         num_warps=1,
     )  # fmt: skip
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# x
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+class FusedDecoder:
+    """Reads the policy's own parameters: a step after an update is a step of the new policy."""
+
+    def __init__(self, fused: FusedModel, slots: int, length: int) -> None:
+        self.fused = fused
+        self.shape = KVShape(fused.kv_heads, fused.head_dim)
+        self.blocks = KVBlocks([self.shape] * len(fused.layers), slots, length, fused.dtype, fused.device)
+        self.load, self.move = self.blocks.load, self.blocks.move
+        self.cosines_TD, self.sines_TD = fused.rotary(torch.arange(self.blocks.length, device=fused.device))
+
+    def prefill(self, prompts: Sequence[Sequence[int]]) -> tuple[StackedKV, Tensor]:
+        padded, last_hidden_PH = prefill(self.fused, prompts)
+        return {self.shape: padded}, last_hidden_PH
+
+    def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
+        """Hidden states [B, H] after the final norm; keys and values of the tokens are in the cache afterwards."""
+        fused = self.fused
+        rows = len(tokens_B)
+        hidden_BH = F.embedding(tokens_B, fused.embedding)
+        delta_BH = None
+        for layer, keys, values in zip(fused.layers, self.blocks.keys, self.blocks.values, strict=True):
+            normed_BH = add_norm(hidden_BH, delta_BH, layer.input_norm, fused.epsilon)
+            qkv_BX = layer.qkv.multiply(normed_BH)[0]
+            norms = (layer.query_norm, layer.key_norm) if layer.query_norm is not None and layer.key_norm is not None else None
+            query_BHD = rotate_and_store(
+                qkv_BX, positions_B, self.cosines_TD, self.sines_TD, norms, fused.epsilon, keys, values, fused.query_heads
+            )
+            mixed_BHD = attend(query_BHD, keys, values, positions_B, done_B, fused.scaling, layer.window)
+            delta_BH = layer.out.multiply(mixed_BHD.view(rows, -1))[0]
+            normed_BH = add_norm(hidden_BH, delta_BH, layer.post_norm, fused.epsilon)
+            gate_up_BJ = layer.gate_up.multiply(normed_BH)[0]
+            delta_BH = layer.down.multiply(apply_swiglu(gate_up_BJ))[0]
+        return add_norm(hidden_BH, delta_BH, fused.norm, fused.epsilon)

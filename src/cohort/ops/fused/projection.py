@@ -25,8 +25,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cohort.errors import EngineError
-from cohort.ops.four_bit import is_four_bit, restore_weight
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
+
+
+def is_four_bit(weight: Any) -> bool:
+    return getattr(weight, "quant_state", None) is not None
+
+
+@torch.no_grad()
+def restore_weight(layer: Any) -> Tensor:
+    """The weight of a linear layer as its products see it."""
+    if not is_four_bit(layer.weight):
+        weight: Tensor = layer.weight
+        return weight
+    from bitsandbytes.functional import dequantize_4bit
+
+    return dequantize_4bit(layer.weight.data, layer.weight.quant_state).to(layer.compute_dtype)
+
 
 MADE_UP_SPREAD = 0.02
 """Of values that stand in for those of an adapter that is still zero, while it is compared."""

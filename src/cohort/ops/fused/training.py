@@ -22,7 +22,7 @@ from cohort.ops.fused.functions import Heads, Norm, Rotary, add_norm, norm_linea
 from cohort.ops.fused.projection import fill_zero_adapters
 from cohort.ops.layout import Layout
 from cohort.ops.packed_attention import attend
-from cohort.ops.rounding import count_missing_rows
+from cohort.ops.products import count_missing_rows
 
 if TYPE_CHECKING:
     from cohort.model.backbone import Backbone

@@ -1,30 +1,28 @@
-"""The commands by name. Each is a function in a file of its own; a new one is such a file and a line in the table.
+"""The commands: a table of name and module. The module holds a function of that name.
 
-The function bears the command's name. Its annotations are the words that a person types, its docstring is the help, and what it
-returns is the exit code (None: 0); errors made for people are printed by cli.py. `cohort --help` imports every file in the table,
-so each imports what it needs when it runs. What is larger than a screen lies beside this folder.
+The function's annotations are the arguments, its docstring is the help, its return value the exit code (None: 0). `cohort --help`
+imports every module in the table, so a command imports its dependencies when it runs.
 """
 
 COMMANDS = {
     "train": "cohort.tools.commands.train",
-    "resume": "cohort.tools.commands.resume",
+    "resume": "cohort.tools.commands.train",
     "evaluate": "cohort.tools.commands.evaluate",
-    "export": "cohort.tools.commands.export",
-    "compare": "cohort.tools.commands.compare",
-    "algorithms": "cohort.tools.commands.algorithms",
-    "doctor": "cohort.tools.commands.doctor",
-    "audit": "cohort.tools.commands.audit",
-    "bench": "cohort.tools.commands.bench",
+    "export": "cohort.tools.commands.runs",
+    "compare": "cohort.tools.commands.evaluate",
+    "algorithms": "cohort.tools.commands.lists",
+    "doctor": "cohort.tools.commands.checks",
+    "audit": "cohort.tools.commands.checks",
     "serve": "cohort.tools.commands.serve",
-    "look": "cohort.tools.commands.look",
-    "report": "cohort.tools.commands.report",
-    "dashboard": "cohort.tools.commands.dashboard",
-    "recipes": "cohort.tools.commands.recipes",
+    "look": "cohort.tools.commands.runs",
+    "report": "cohort.tools.commands.runs",
+    "dashboard": "cohort.tools.commands.runs",
+    "recipes": "cohort.tools.commands.lists",
 }
-"""In the order in which `cohort --help` lists them."""
+"""In the order of `cohort --help`."""
 
-KNOW_RANKS = ("train", "resume", "doctor")
-"""Those that several processes of torchrun do together; any other is the work of one."""
+MULTI_RANK = ("train", "resume", "doctor")
+"""Commands that torchrun may start on several ranks."""
 
 EXIT_CODES = {"finished": 0, "failed": 1, "interrupted": 130}
-"""By how a run, or a comparison of several, ended; 130 is what a shell gives a program that Ctrl-C has ended."""
+"""By the outcome of a run or comparison; 130 is a shell's code for Ctrl-C."""

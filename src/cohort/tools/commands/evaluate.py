@@ -1,4 +1,4 @@
-"""`cohort evaluate`: its words; the work is done in cohort.tools.evaluate."""
+"""`cohort evaluate` and `cohort compare`."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from cohort.tools.commands import EXIT_CODES
 from cohort.tools.commands.options import Checkpoint, complete_run
 
 
@@ -19,12 +20,12 @@ def evaluate(
             autocompletion=complete_run,
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="Recipe that names prompts and rewards; a run brings its own.")] = "",
+    recipe: Annotated[str, typer.Option(help="Recipe with the prompts and rewards (default: that of the run).")] = "",
     checkpoint: Checkpoint = "",
-    set_: Annotated[list[str] | None, typer.Option("--set", help="Override of the recipe, key=value; may be repeated.")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", help="Recipe setting, key=value; may be repeated.")] = None,
     output: Annotated[Path | None, typer.Option(help="Also write the numbers as JSON.")] = None,
 ) -> None:
-    """Held-out pass@k, maj@k and greedy, with intervals.
+    """Held-out pass@k, maj@k and greedy accuracy, with intervals.
 
     \b
     cohort evaluate runs/my-run                           the trained model
@@ -37,3 +38,31 @@ def evaluate(
     from cohort.tools.evaluate import run_evaluation
 
     run_evaluation(targets, recipe, checkpoint, set_ or [], output)
+
+
+def compare(
+    arguments: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[LABEL=]CONTENDER... KEY=VALUE",
+            help="Algorithms (grpo, dpo:data=start), recipe files or built-in recipes; then settings for all of them.",
+        ),
+    ],
+    recipe: Annotated[str, typer.Option(help="Base recipe of the algorithms (default: the demo).")] = "",
+    seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every contender runs with each.")] = "0",
+    jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
+    output: Annotated[
+        Path | None, typer.Option(help="Folder of the comparison (default: runs/compare-TIME); an existing one is resumed.")
+    ] = None,
+) -> int:
+    """Compare algorithms or recipes: same budget, seeds and start.
+
+    \b
+    cohort compare grpo dr_grpo dapo            the demo with each algorithm
+    cohort compare grpo loose=grpo:kl_coef=0    settings of one, after a colon
+    cohort compare first=a.toml second=b.toml   your own recipes
+    cohort compare grpo ppo --recipe my.toml --seeds 0,1,2 --jobs 2 num_steps=60
+    """
+    from cohort.tools.compare import run_compare
+
+    return EXIT_CODES[run_compare(arguments, recipe, seeds, jobs, output)]

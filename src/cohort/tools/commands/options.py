@@ -1,4 +1,4 @@
-"""Words that several commands take: what a shell completes, and `--group_size 8`, which is answered with `group_size=8`."""
+"""Arguments that several commands share, shell completion, and advice for recipe keys typed as options (`--group_size 8`)."""
 
 from __future__ import annotations
 
@@ -9,38 +9,32 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-RECIPE_WORDS = ("train", "doctor", "compare", "bench", "serve")
-"""Commands that take words of a recipe as they are."""
+TAKE_SETTINGS = ("train", "doctor", "compare", "serve")
+"""Commands whose arguments may be recipe settings."""
 RECIPE_OPTIONS = ("config", "config_file", "config_path", "config_name", "recipe", "recipe_file", "yaml", "c")
-"""What other tools call the option that names the file."""
+"""Options that name the recipe file in other tools."""
 UsageError: Any = typer.BadParameter.__base__
-Checkpoint = Annotated[
-    str,
-    typer.Option(
-        help="Of a run: final, last, best, start, or a step such as 100. By default final; last where there is no model yet."
-    ),
-]
 
 
 def complete_recipe_words(ctx: typer.Context, incomplete: str) -> list[str]:
-    """For a shell: a built-in recipe or a recipe file as the first word, keys of a recipe everywhere."""
+    """Shell completion: a built-in recipe or recipe file as the first argument, recipe keys everywhere."""
     from cohort.recipe.built_in import built_in
     from cohort.recipe.file import list_leaf_fields, shorten_path
     from cohort.recipe.schema import Recipe
 
-    before = ctx.params.get("words") or []
-    if before and before[-1].endswith("="):  # bash takes the value of a key for a word of its own
+    before = ctx.params.get("arguments") or []
+    if before and before[-1].endswith("="):  # bash splits the value from its key
         return []
     recipes = [] if before else [*built_in(), *map(str, Path().glob("*.toml"))]
     paths = [path for path, _ in list_leaf_fields(Recipe)]
     keys = [f"{key}=" for path in paths for key in dict.fromkeys((shorten_path(path), path))]
     found = [word for word in recipes + keys if word.startswith(incomplete)]
-    # A shell writes a space behind a word that is alone, and a key is not yet a word: with a second one it stops before the `=`.
+    # A shell adds a space after a single match. A key still needs its value, so a second match stops the shell before the `=`.
     return [found[0][:-1], *found] if len(found) == 1 and found[0].endswith("=") else found
 
 
 def complete_run(incomplete: str) -> list[str]:
-    """For a shell: the run folders of ./runs; another path is the shell's own work."""
+    """Shell completion: the run folders in ./runs. The shell completes other paths itself."""
     return [run for file in sorted(Path("runs").glob("*/recipe.toml")) if (run := str(file.parent)).startswith(incomplete)]
 
 
@@ -50,8 +44,23 @@ def complete_algorithm(incomplete: str) -> list[str]:
     return [name for name in PRESETS if name.startswith(incomplete)]
 
 
+RecipeArguments = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="RECIPE KEY=VALUE",
+        help="A recipe file or built-in name, then settings.",
+        autocompletion=complete_recipe_words,
+    ),
+]
+Checkpoint = Annotated[
+    str,
+    typer.Option(help="final, last, best, start, or a step such as 100 (default: final, or last if the run is unfinished)."),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on (default: reachable from this machine only).")]
+
+
 class Command(TyperCommand):
-    """A command whose unknown options are looked up among the words of a recipe, ours and those of other tools."""
+    """A command that answers unknown options with the recipe setting that they resemble."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)
@@ -65,7 +74,7 @@ class Command(TyperCommand):
 
 
 def advise(command: str, option: str, typed: Sequence[str]) -> str:
-    """What to write instead of an option that the command does not have; "" where nothing is known of it."""
+    """What to write instead of an option that the command does not have; "" if the option is unknown."""
     from cohort.recipe.file import write_override
 
     place = next((place for place, word in enumerate(typed) if word.startswith(option)), None)
@@ -77,16 +86,16 @@ def advise(command: str, option: str, typed: Sequence[str]) -> str:
         text = following if following and (not following.startswith("-") or following[1:2].isdecimal()) else "true"
     word = flag.lstrip("-").replace("-", "_")
     if word in RECIPE_OPTIONS and command in ("train", "doctor"):
-        return f"{flag}: the recipe is named without an option: cohort {command} {text if text != 'true' else 'my.toml'}"
-    meant = write_override(word, text)
-    if not meant:
+        return f"{flag}: name the recipe without an option: cohort {command} {text if text != 'true' else 'my.toml'}"
+    setting = write_override(word, text)
+    if not setting:
         return ""
-    if not meant.startswith(f"{word}="):
-        return f"{flag}: {meant}"
-    if command in RECIPE_WORDS:
-        return f"{flag}: words of a recipe are written key=value, without dashes: {meant}"
+    if not setting.startswith(f"{word}="):
+        return f"{flag}: {setting}"
+    if command in TAKE_SETTINGS:
+        return f"{flag}: write recipe settings as key=value, without dashes: {setting}"
     if command == "evaluate":
-        return f"{flag}: words of a recipe are given with --set: --set {meant}"
+        return f"{flag}: give recipe settings with --set: --set {setting}"
     if command == "resume":
-        return f"{flag}: a run goes on with the recipe it was started with; start another with: cohort train {meant}"
+        return f"{flag}: a run keeps the recipe it was started with; start another run with: cohort train {setting}"
     return ""

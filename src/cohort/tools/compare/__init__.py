@@ -1,8 +1,8 @@
-"""`cohort compare`: several algorithms or recipes with the same budget, the same seeds and the same start.
+"""`cohort compare`: several algorithms or recipes with the same budget, seeds and starting model.
 
-    words -> contenders -> plan -> runs (processes) -> divergence (processes) -> measure -> table, compare.json, compare.html
+    command line -> contenders -> plan -> runs (processes) -> results -> table, compare.json, compare.html
 
-Imports no torch: the runs are processes of their own, and what they left in their folders is plain text.
+Imports no torch: the runs are separate processes, and their folders hold plain text.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["run_compare"]
 
 
 def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output: Path | None) -> str:
-    """Run, measure, print and write. Gives back how it ended: finished, failed or interrupted."""
+    """Run, print and write a comparison; returns finished, failed or interrupted."""
     from rich.text import Text
 
     from cohort.base.files import write_whole
@@ -28,19 +28,18 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     from cohort.observe.monitors.width import make_console
     from cohort.observe.run_folder import make_new_folder
     from cohort.tools.compare.contenders import find_contenders
-    from cohort.tools.compare.measure import measure_plan
-    from cohort.tools.compare.page import render_comparison
+    from cohort.tools.compare.output import print_comparison, render_comparison
     from cohort.tools.compare.plan import make_plan, open_output
+    from cohort.tools.compare.results import read_results
     from cohort.tools.compare.runner import run_plan
-    from cohort.tools.compare.table import print_comparison
 
     if jobs < 1:
         raise RecipeError(f"--jobs {jobs}: at least one run at a time, e.g. --jobs 2")
     numbers = parse_seeds(seeds)
-    field = find_contenders(words, recipe)
+    lineup = find_contenders(words, recipe)
     target = output or make_new_folder(Path("runs") / f"compare-{time.strftime('%Y%m%d-%H%M%S')}")
     try:
-        plan = make_plan(field, numbers, target)
+        plan = make_plan(lineup, numbers, target)
     except Exception:
         if output is None:
             target.rmdir()
@@ -52,13 +51,13 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
 
     with open_output(plan):
         outcome = run_plan(plan, jobs, say)
-        comparison = measure_plan(plan, outcome.failed, jobs)
+        comparison = read_results(plan, outcome.failed, jobs)
         write_whole(target / "compare.json", json.dumps(make_strict(comparison.to_json()), indent=2, allow_nan=False))
         write_whole(target / "compare.html", render_comparison(comparison))
     if outcome.interrupted:
         again = ["cohort", "compare", *words, "--seeds", seeds, "--jobs", str(jobs), "--output", str(target)]
         again += ["--recipe", recipe] if recipe else []
-        say(f"interrupted: what the runs had earned is saved. Go on with: {shlex.join(again)}")
+        say(f"Interrupted; the runs have saved their state. Resume with: {shlex.join(again)}")
         return "interrupted"
     console.print()
     print_comparison(console, comparison)
@@ -72,7 +71,7 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     except ValueError:
         raise RecipeError(f"--seeds {text}: write whole numbers with commas, e.g. --seeds 0,1,2") from None
     if any(not 0 <= seed < 2**63 for seed in seeds):
-        raise RecipeError(f"--seeds {text}: a seed is a whole number from 0 on")
+        raise RecipeError(f"--seeds {text}: a seed is a whole number from 0")
     if len(set(seeds)) < len(seeds):
-        raise RecipeError(f"--seeds {text}: a seed occurs twice, and would give the same run twice")
+        raise RecipeError(f"--seeds {text}: a seed occurs twice and would give the same run twice")
     return seeds

@@ -67,7 +67,7 @@ class Contender:
 
 
 @dataclass(frozen=True)
-class Field:
+class Lineup:
     """The contenders and what they have in common."""
 
     base_name: str
@@ -75,7 +75,7 @@ class Field:
     contenders: tuple[Contender, ...]
 
 
-def find_contenders(words: Sequence[str], recipe: str) -> Field:
+def find_contenders(words: Sequence[str], recipe: str) -> Lineup:
     """`[LABEL=]CONTENDER ... KEY=VALUE ...` and --recipe."""
     specs, overrides = sort_words(words)
     if not specs:
@@ -88,7 +88,7 @@ def find_contenders(words: Sequence[str], recipe: str) -> Field:
         raise RecipeError("train.num_steps: 0 trains no contender; give the steps that each of them gets, e.g. num_steps=60")
     contenders = tuple(make_contender(label, spec, base_tree, base, overrides) for label, spec in specs)
     refuse_twins(contenders)
-    return Field(base_name, base, contenders)
+    return Lineup(base_name, base, contenders)
 
 
 # -- words -------------------------------------------------------------------------------------------------------------

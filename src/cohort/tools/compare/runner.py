@@ -1,7 +1,7 @@
-"""Runs the plan: each run and each measurement is a process of its own, some at a time.
+"""Runs what is missing of a plan: each run is a process, a few at a time.
 
-Children get no terminal signals of their own (each is its own process group): a Ctrl-C reaches this process alone, which
-passes it on once. Twice would tell a run to stop without saving. Should this process be killed, the kernel tells them.
+Children are in process groups of their own, so a Ctrl-C reaches only this process, which passes it on once: a second signal would
+stop a run without saving. If this process is killed, the kernel signals the children.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,50 +29,42 @@ from cohort.tools.compare.plan import Plan, PlannedRun
 
 POLL_S = 0.05
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-UNSAVED_AFTER = 3
-"""The third signal ends the children at once: the first lets them save, the second interrupts that."""
-
-
-@dataclass(frozen=True)
-class RunJob:
-    """One process to be: what it is called, its command, where it writes, and what has to be finished first."""
-
-    name: str
-    command: tuple[str, ...]
-    log: Path
-    begun: str
-    needs: str = ""
+KILL_AFTER = 3
+"""The third signal kills the children. The first lets them save, the second interrupts that."""
 
 
 @dataclass
 class Child:
-    job: RunJob
+    run: PlannedRun
     process: subprocess.Popen[bytes]
-    told: int = 0
-    """How many signals were passed on to it."""
+    signals_sent: int = 0
     started: float = field(default_factory=time.monotonic)
 
 
 @dataclass
-class Executed:
+class Outcome:
     failed: dict[str, str] = field(default_factory=dict)
-    """Run -> why it has no result, in words."""
+    """Run -> why it has no result."""
     interrupted: bool = False
 
 
-def run_plan(plan: Plan, jobs: int, say: Callable[[str], None]) -> Executed:
-    """Everything that is missing: cold starts, runs, then the divergence of each."""
-    outcome = Executed()
-    waiting = list(list_jobs(plan, outcome, say))
+def run_plan(plan: Plan, jobs: int, say: Callable[[str], None]) -> Outcome:
+    """Run the cold starts and runs that are not finished, `jobs` at a time."""
+    outcome = Outcome()
+    waiting = list_unfinished(plan, say)
     children: list[Child] = []
     environment = make_environment(jobs)
     with collect_signals() as signals:
         while waiting or children:
             if signals:
                 waiting.clear()
-            for job in take_ready_jobs(waiting, children, jobs):
-                say(f"{job.name}: {job.begun}")
-                children.append(start_child(job, environment))
+            unfinished = {run.name for run in waiting} | {child.run.name for child in children}
+            ready = [run for run in waiting if run.start not in unfinished]
+            for run in ready[: jobs - len(children)]:
+                waiting.remove(run)
+                command, begun = make_command(plan, run)
+                say(f"{run.name}: {begun}")
+                children.append(Child(run, start_process(command, plan.log(run.name), environment)))
             for child in children:
                 pass_signals_on(child, len(signals))
             for child in [child for child in children if child.process.poll() is not None]:
@@ -84,52 +76,28 @@ def run_plan(plan: Plan, jobs: int, say: Callable[[str], None]) -> Executed:
     return outcome
 
 
-# -- what there is to do -----------------------------------------------------------------------------------------------
-
-
-def list_jobs(plan: Plan, outcome: Executed, say: Callable[[str], None]) -> Iterator[RunJob]:
-    needed = {run.start for run in plan.runs if run.start and not is_finished(plan.folder(run.name))}
-    unfinished: set[str] = set()
+def list_unfinished(plan: Plan, say: Callable[[str], None]) -> list[PlannedRun]:
+    """The runs to do: those without a result, and the shared cold starts that they need."""
+    runs = [run for run in plan.runs if not is_finished(plan, run)]
+    needed = {run.start for run in runs}
     for run in (*plan.starts, *plan.runs):
-        if is_finished(plan.folder(run.name)):
-            say(f"{run.name}: finished before{describe_outcome(plan, run)}")
-        elif run.label or run.name in needed:
-            unfinished.add(run.name)
-            yield make_train_job(plan, run, run.start if run.start in unfinished else "")
-    for run in plan.runs:
-        if not plan.divergence_file(run.name).is_file():
-            yield make_divergence_job(plan, run, run.name if run.name in unfinished else "")
+        if is_finished(plan, run):
+            say(f"{run.name}: finished before{describe_result(plan, run)}")
+    return [*(start for start in plan.starts if start.name in needed and not is_finished(plan, start)), *runs]
 
 
-def make_train_job(plan: Plan, run: PlannedRun, needs: str) -> RunJob:
+def make_command(plan: Plan, run: PlannedRun) -> tuple[tuple[str, ...], str]:
+    """(the command of a run, what it does)."""
     folder = RunFolder(plan.folder(run.name))
     if folder.has_earned():
-        words, begun = ["resume", str(folder.root)], "goes on"
+        words, begun = ("resume", str(folder.root)), "resumed"
     else:
-        words, begun = ["train", str(plan.recipe_file(run.name))], "started"
-    return RunJob(run.name, (sys.executable, "-m", "cohort", *words), plan.log(run.name), begun, needs)
+        words, begun = ("train", str(plan.recipe_file(run.name))), "started"
+    return (sys.executable, "-m", "cohort", *words), begun
 
 
-def make_divergence_job(plan: Plan, run: PlannedRun, needs: str) -> RunJob:
-    target = plan.divergence_file(run.name)
-    command = (sys.executable, "-m", "cohort.tools.compare.divergence", str(plan.folder(run.name)), str(target))
-    name = f"{run.name} divergence"
-    return RunJob(name, command, plan.log(f"{run.name}-divergence"), "measuring KL to the start", needs)
-
-
-def is_finished(folder: Path) -> bool:
-    return RunFolder(folder).read_summary().get("status") == "finished"
-
-
-def take_ready_jobs(waiting: list[RunJob], children: Sequence[Child], jobs: int) -> Iterator[RunJob]:
-    """Jobs that can begin now, as many as there is room for; they leave the list."""
-    open_names = {job.name for job in waiting} | {child.job.name for child in children}
-    room = jobs - len(children)
-    for job in list(waiting):
-        if room > 0 and job.needs not in open_names:
-            waiting.remove(job)
-            room -= 1
-            yield job
+def is_finished(plan: Plan, run: PlannedRun) -> bool:
+    return RunFolder(plan.folder(run.name)).read_summary().get("status") == "finished"
 
 
 # -- processes ---------------------------------------------------------------------------------------------------------
@@ -142,20 +110,20 @@ def make_environment(jobs: int) -> dict[str, str]:
     return environment
 
 
-def start_child(job: RunJob, environment: dict[str, str]) -> Child:
-    with job.log.open("ab") as log:
-        log.write(f"$ {shlex.join(job.command)}\n".encode())
+def start_process(command: tuple[str, ...], file: Path, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Start a command in its own process group, with its output appended to a log file."""
+    with file.open("ab") as log:
+        log.write(f"$ {shlex.join(command)}\n".encode())
         log.flush()
-        process = subprocess.Popen(
-            job.command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, env=environment, process_group=0
         )
-    return Child(job, process)
 
 
 def pass_signals_on(child: Child, signals: int) -> None:
-    if signals > child.told and child.process.poll() is None:
-        child.told = signals
-        child.process.send_signal(signal.SIGKILL if signals >= UNSAVED_AFTER else signal.SIGTERM)
+    if signals > child.signals_sent and child.process.poll() is None:
+        child.signals_sent = signals
+        child.process.send_signal(signal.SIGKILL if signals >= KILL_AFTER else signal.SIGTERM)
 
 
 @contextmanager
@@ -183,44 +151,37 @@ def collect_signals() -> Iterator[list[int]]:
 
 
 def end_child(
-    plan: Plan, child: Child, waiting: list[RunJob], outcome: Executed, interrupted: bool, say: Callable[[str], None]
-) -> list[RunJob]:
-    """Say how a child ended; what needed it and cannot begin any more leaves the list."""
-    job, took = child.job, write_duration(time.monotonic() - child.started)
-    run = next((run for run in (*plan.starts, *plan.runs) if run.name == job.name), None)
-    good = child.process.returncode == 0 and (run is None or is_finished(plan.folder(run.name)))
-    if good:
-        say(f"{job.name}: finished in {took}{describe_outcome(plan, run) if run else ''}")
-        return waiting
-    if interrupted:
-        say(f"{job.name}: interrupted after {took}")
-        return waiting
-    reason = explain_failure(plan, job, run, child.process.returncode)
-    say(f"{job.name}: failed after {took}: {reason}")
-    lost = {job.name: reason}
-    left = []
-    for other in waiting:
-        if other.needs in lost:
-            lost[other.name] = f"{other.needs} failed: {lost[other.needs]}" if not other.name.endswith(" divergence") else ""
-        else:
-            left.append(other)
-    outcome.failed |= {name: text for name, text in lost.items() if text}
-    return left
+    plan: Plan, child: Child, waiting: list[PlannedRun], outcome: Outcome, interrupted: bool, say: Callable[[str], None]
+) -> list[PlannedRun]:
+    """Report how a child ended. Returns the runs that can still begin: those that needed a failed start cannot."""
+    run, took = child.run, write_duration(time.monotonic() - child.started)
+    if child.process.returncode == 0 and is_finished(plan, run):
+        say(f"{run.name}: finished in {took}{describe_result(plan, run)}")
+    elif interrupted:
+        say(f"{run.name}: interrupted after {took}")
+    else:
+        reason = explain_failure(plan, child)
+        say(f"{run.name}: failed after {took}: {reason}")
+        outcome.failed[run.name] = reason
+        outcome.failed |= {other.name: f"{run.name} failed: {reason}" for other in waiting if other.start == run.name}
+        return [other for other in waiting if other.start != run.name]
+    return waiting
 
 
-def describe_outcome(plan: Plan, run: PlannedRun) -> str:
+def describe_result(plan: Plan, run: PlannedRun) -> str:
     """ ", pass@1 41.2 % -> 68.3 %", as far as it was measured."""
     ends = describe_before_and_after(RunFolder(plan.folder(run.name)).read_summary().get("eval"))
     return f", {ends}" if ends else ""
 
 
-def explain_failure(plan: Plan, job: RunJob, run: PlannedRun | None, code: int) -> str:
-    """The run's own words where it left any, else the last line of its log."""
-    error = RunFolder(plan.folder(run.name)).read_summary().get("error") if run else ""
+def explain_failure(plan: Plan, child: Child) -> str:
+    """The error in the run's summary, else the last line of its log."""
+    error = RunFolder(plan.folder(child.run.name)).read_summary().get("error")
     if isinstance(error, str) and error.strip():
         return error.strip()
+    log, code = plan.log(child.run.name), child.process.returncode
     if code < 0:
-        return f"ended by {signal.Signals(-code).name}; its output is in {job.log}"
-    lines = [line.strip() for line in job.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
-    said = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), lines[-1])
-    return f"{said} (its output is in {job.log})"
+        return f"ended by {signal.Signals(-code).name}; its output is in {log}"
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    last = next((line.removeprefix("error: ") for line in reversed(lines) if line.startswith("error: ")), lines[-1])
+    return f"{last} (its output is in {log})"
