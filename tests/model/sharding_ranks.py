@@ -212,7 +212,7 @@ def value_shared(mesh: DeviceMesh | None) -> dict[str, Any]:
     critic.weights.load(build_values() | {"head.weight": torch.linspace(-1, 1, 32)[None]})
     micros = make_micro_batches(policy)
     with torch.no_grad():
-        values = torch.cat([critic._values_before(micro) for micro in micros])
+        values = torch.cat([critic.read_values(micro.layout, micro.before) for micro in micros])
     totals: dict[str, Tensor] = {}
     for micro, weight in list_turns(micros, rank, size):
         critic.backward(micro if weight else blank(micro))

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from cohort.engine.decoders import prove_local
 from cohort.errors import EngineError, ModelError, RecipeError
-from cohort.model.architecture import ASKED_FOR, count_positions, describe_experts, find_exact_length, hold_frequencies
+from cohort.model.architecture import ASKS_FOR_BALANCE, count_positions, describe_experts, find_exact_length, hold_frequencies
 from cohort.model.examples import make_examples
 from cohort.model.loading import load_pretrained
 from cohort.model.policy import Policy
@@ -123,9 +123,9 @@ def test_a_mixture_of_experts_says_that_its_balance_loss_is_not_trained():
     said = describe_experts(config)
     assert "a mixture of 4 experts" in said
     assert "balance loss (router_aux_loss_coef) is not trained" in said
-    assert ASKED_FOR not in said
+    assert ASKS_FOR_BALANCE not in said
     config.output_router_logits = True
-    assert f"{ASKED_FOR} (output_router_logits = true, router_aux_loss_coef = 0.001)" in describe_experts(config)
+    assert f"{ASKS_FOR_BALANCE} (output_router_logits = true, router_aux_loss_coef = 0.001)" in describe_experts(config)
     assert describe_experts(transformers.LlamaConfig(**SIZES)) is None
     for word in ("router_aux_loss_coef=0.01", "model.output_router_logits=true", "algorithm.moe-z-loss-coeff=1"):
         with pytest.raises(RecipeError, match=r"balance loss of a mixture of experts is not trained.*router learns"):

@@ -9,7 +9,7 @@ import torch
 
 from cohort.algorithms.advantages import gae
 from cohort.errors import CheckpointError, InvariantError
-from cohort.model.critic import Critic, NoCritic, explained_variance, held_by_clip, value_loss
+from cohort.model.critic import Critic, NoCritic, explained_variance, find_clipped, value_loss
 from cohort.model.examples import Example
 from cohort.model.packing import Minibatch, pack
 from cohort.model.policy import Policy
@@ -96,14 +96,14 @@ def test_value_loss_by_hand():
     assert loss_M.tolist() == pytest.approx([0.125, 0.08, 0.845, 0.5, 0.08], abs=1e-15)
     loss_M.sum().backward()
     assert values_M.grad.tolist() == pytest.approx([-0.5, 0.0, -1.3, 1.0, -0.4], abs=1e-15)
-    assert held_by_clip(values_M, old_values_M, returns_M, 0.2).tolist() == [False, True, False, False, False]
+    assert find_clipped(values_M, old_values_M, returns_M, 0.2).tolist() == [False, True, False, False, False]
 
 
 def test_value_loss_without_clip():
     values_M = torch.tensor([0.5, 0.9, -0.3], dtype=torch.float64, requires_grad=True)
     loss_M = value_loss(values_M, torch.full((3,), 0.4, dtype=torch.float64), torch.ones(3).double(), 0.0)
     assert loss_M.tolist() == pytest.approx([0.125, 0.005, 0.845], abs=1e-15)
-    assert not held_by_clip(values_M, torch.full((3,), 0.4, dtype=torch.float64), torch.ones(3).double(), 0.0).any()
+    assert not find_clipped(values_M, torch.full((3,), 0.4, dtype=torch.float64), torch.ones(3).double(), 0.0).any()
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.2])

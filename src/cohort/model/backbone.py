@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -30,15 +30,18 @@ from cohort.ops.layout import Layout, lay_out, take
 from cohort.ops.packed_attention import use_layout
 from cohort.ops.products import count_missing_rows
 
+LAYER_TYPES = {"full_attention", "sliding_attention"}
+PROOF_STEPS = 3
+LONGEST_PROOF_WINDOW = 32
+"""The proof crosses sliding windows up to this length; longer ones are checked by what the layers ask for."""
 
-class Backbone(Protocol):
-    def __call__(self, layout: Layout) -> Tensor:
-        """hidden_TH of the layout's tokens after the final norm, differentiable."""
-        ...
+
+Backbone = Callable[[Layout], Tensor]
+"""hidden_TH of a layout's tokens after the final norm, differentiable."""
 
 
 def read_states_before(backbone: Backbone, micro: MicroBatch) -> Tensor:
-    """Hidden states from which each trained token is predicted (or valued): those one token earlier in its row."""
+    """Hidden states that predict (or value) each trained token: those one token earlier in its row."""
     return take(backbone(micro.layout), micro.before)
 
 
@@ -53,9 +56,9 @@ def score_tokens(
     layouts: Layouts | None = None,
     world: World = ALONE,
 ) -> list[Tensor]:
-    """`score` of every trained token, as one vector per example over its completion (0 elsewhere), on the CPU.
+    """`score` of every trained token: one vector per example over its completion (0 for other tokens), on the CPU.
 
-    Each process of the world scores its share of the micro-batches.
+    Each process of `world` scores its share of the micro-batches.
     """
     examples = join_examples(examples)
     scored_C = torch.zeros(len(examples.loss_mask_C), dtype=dtype)
@@ -71,7 +74,7 @@ def score_tokens(
     )
 
     def score_own() -> list[tuple[int, Tensor]]:
-        values = [(micro, score(micro)) for micro in batch.deal(world)]  # all are under way before the first is waited for
+        values = [(micro, score(micro)) for micro in batch.deal(world)]  # queue all before waiting for the first
         return [(micro.place, values_M.cpu()) for micro, values_M in values if not micro.idle]
 
     for place, values_M in world.compute(score_own):
@@ -80,10 +83,10 @@ def score_tokens(
 
 
 class ModuleBackbone:
-    """The modules of a transformers model, driven flat; always in eval mode.
+    """The modules of a transformers model on flat rows, always in eval mode.
 
-    `attention_configs` are those of a model proven to run on our attention. Where there are none the model keeps its own
-    attention, which knows nothing of layouts: its rows are padded.
+    attention_configs: those of a model proven to run on our attention. If empty, the model keeps its own attention, which does not
+    support flat rows, and the rows are padded.
     """
 
     def __init__(self, backbone: Any, attention_configs: Sequence[Any], checkpointing: bool = False):
@@ -99,7 +102,7 @@ class ModuleBackbone:
         missing = count_missing_rows(layout.num_tokens, token_ids_T.device)
         if missing:
             token_ids_T, positions_T = F.pad(token_ids_T, (0, missing)), F.pad(positions_T, (0, missing))
-        with self._read_layout(layout), self._checkpoint_layers(layout):
+        with self._use_layout(layout), self._checkpoint_layers(layout):
             hidden_1TH = self.backbone(
                 input_ids=token_ids_T[None], position_ids=positions_T[None], use_cache=False
             ).last_hidden_state
@@ -107,9 +110,9 @@ class ModuleBackbone:
         return hidden_TH[: layout.num_tokens] if missing else hidden_TH
 
     def _run_padded(self, layout: Layout) -> Tensor:
-        """No mask: under a causal one padding after the end is never seen."""
+        """No mask is needed: causal attention never reads padding after the end of a row."""
         if layout.shared is not None:
-            raise InvariantError("prompts are shared, but this model keeps its own attention, which cannot read them so.")
+            raise InvariantError("prompts are shared, but this model keeps its own attention, which does not support that.")
         padding = layout.padding
         places_N = layout.token_ids_T if padding.rows is None else layout.token_ids_T.index_select(0, padding.rows.index_N)
         states = []
@@ -125,15 +128,15 @@ class ModuleBackbone:
         return hidden_NH if padding.flat is None else take(hidden_NH, padding.flat)
 
     @contextmanager
-    def _read_layout(self, layout: Layout) -> Iterator[None]:
+    def _use_layout(self, layout: Layout) -> Iterator[None]:
         with use_attention(self.attention_configs, CAUSAL_ATTENTION), use_layout(layout):
             yield
 
     @contextmanager
     def _checkpoint_layers(self, layout: Layout) -> Iterator[None]:
-        """Each layer keeps its input alone and is computed again in the backward, over the same layout.
+        """Keep only each layer's input, and recompute the layer in the backward pass, over the same layout.
 
-        transformers' own checkpointing acts in train mode only, where dropout would act too.
+        transformers' own checkpointing works only in train mode, which would also switch on dropout.
         """
         if not (self.layers and torch.is_grad_enabled()):
             yield
@@ -152,7 +155,7 @@ class ModuleBackbone:
 
     def _recompute_layer(self, layout: Layout, forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         def run(*inner_args: Any, **inner_kwargs: Any) -> Any:
-            with self._read_layout(layout):
+            with self._use_layout(layout):
                 return forward(*inner_args, **inner_kwargs)
 
         return checkpoint(run, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
@@ -161,16 +164,16 @@ class ModuleBackbone:
 def list_layers(backbone: Any, field: str = "train.activation_checkpointing") -> list[Any]:
     layers = getattr(backbone, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not len(layers):
-        instead = {
-            "train.activation_checkpointing": "set it to false and lower train.micro_batch_tokens instead.",
-            "parallel.shard": 'use shard = "none".',
+        fixes = {
+            "train.activation_checkpointing": "Set it to false and lower train.micro_batch_tokens instead.",
+            "parallel.shard": 'Use shard = "none".',
         }
-        raise ModelError(f"{field}: {type(backbone).__name__} has no list `layers` to take one by one; {instead[field]}")
+        raise ModelError(f"{field}: {type(backbone).__name__} has no list `layers`, which this needs. {fixes[field]}")
     return list(layers)
 
 
 def can_share_prompts(model: Any, attention_configs: Sequence[Any]) -> bool:
-    """Whether a prompt may stand once for all its completions: our attention, and no window that ends inside a sequence."""
+    """Whether a prompt can be stored once for all its completions: our attention, and no window shorter than a sequence."""
     if not attention_configs:
         return False
     config = model.config.get_text_config()
@@ -182,18 +185,12 @@ def can_share_prompts(model: Any, attention_configs: Sequence[Any]) -> bool:
     return not slides or bool(longest and window >= longest)
 
 
-# -- which models run on our attention --------------------------------------------------------------------------------
-
-
-LAYER_TYPES = {"full_attention", "sliding_attention"}
-PROOF_STEPS = 3
-LONGEST_PROOF_WINDOW = 32
-"""Sliding windows up to this are crossed in the proof; longer ones are checked by what the layers ask for."""
+# -- which models run on our attention -----------------------------------------------------------------------------------
 
 
 @torch.no_grad()
 def explain_not_own_attention(model: Any, parts: SplitModel) -> str | None:
-    """The reason why this model, in eval mode, is not read with our attention; None where it is."""
+    """The reason why this model, in eval mode, cannot use our attention; None if it can."""
     reason = find_unsupported(model)
     if reason:
         return reason
@@ -201,25 +198,25 @@ def explain_not_own_attention(model: Any, parts: SplitModel) -> str | None:
         proof, configs = ProofRows.make(model), attention_configs(model)
         with use_attention(configs, SLOT_ATTENTION):
             cache_prompts(model, parts, proof)
-        # Two completions of one prompt, which stands once: a module that counts positions itself is found out.
+        # Two completions share one prompt, which exposes a module that counts positions itself.
         prompt, completions = proof.prompts[0], [ids[-PROOF_STEPS:] for ids in proof.token_ids]
         expected = compute_logits(model, [[*prompt, *completion] for completion in completions])
         layout = lay_out([(prompt, completion) for completion in completions], keys=[0, 0])
         hidden_TH = ModuleBackbone(parts.backbone, configs)(layout.to(proof.device))
         for start, wanted_TV in zip(layout.rows.completion_start_B.tolist(), expected, strict=True):
             logits_BV = parts.logits(hidden_TH[start : start + PROOF_STEPS])
-            compare_logits(logits_BV, wanted_TV[-PROOF_STEPS:], model.dtype, "rows laid flat")
+            compare_logits(logits_BV, wanted_TV[-PROOF_STEPS:], model.dtype, "flat rows")
     except EngineError as problem:
         return str(problem)
     except Exception as problem:
-        # Whatever a foreign modeling file raises on our attention is a reason, not a crash: the model then keeps its own.
+        # Any exception of a foreign modeling file is a reason, not a crash: the model then keeps its own attention.
         return f"its modules do not run on our attention ({describe_problem(problem)})"
     return None
 
 
 @torch.no_grad()
 def prove_padded(model: Any, parts: SplitModel) -> None:
-    """A model that keeps its attention is trained in rows padded after their end: they must give its plain forward, or ModelError."""
+    """Raise ModelError unless rows that are padded after their end give the plain forward pass of a model with its own attention."""
     try:
         proof = ProofRows.make(model)
         layout = lay_out([(ids[:1], ids[1:]) for ids in proof.token_ids], keys=None).to(proof.device)
@@ -228,8 +225,8 @@ def prove_padded(model: Any, parts: SplitModel) -> None:
             compare_logits(parts.logits(states_TH), wanted_TV, model.dtype, "rows padded after their end")
     except EngineError as problem:
         raise ModelError(
-            f"{type(model).__name__}: {problem}. A token's logits must hang on nothing that stands behind it or in another row: is it an "
-            "encoder, or attention that is not causal? It cannot be trained exactly."
+            f"{type(model).__name__}: {problem}. A token's logits must not depend on later tokens or on other rows. It cannot be trained "
+            "exactly: check whether it is an encoder, or has attention that is not causal."
         ) from problem
 
 
@@ -238,7 +235,7 @@ def find_unsupported(model: Any) -> str | None:
     other_layers = sorted(set(getattr(config, "layer_types", None) or ()) - LAYER_TYPES)
     reasons = {
         "it is an encoder-decoder": getattr(model.config, "is_encoder_decoder", False),
-        f"it has {', '.join(other_layers)} layers; only full and sliding attention are served": other_layers,
+        f"it has {', '.join(other_layers)} layers; only full and sliding attention are supported": other_layers,
         "its layers carry a recurrent state (SSM or linear attention)": getattr(model, "_is_stateful", False),
         "its modules do not take an attention function from outside (_supports_attention_backend is not set)": not getattr(
             model, "_supports_attention_backend", False
@@ -252,18 +249,18 @@ def find_unsupported(model: Any) -> str | None:
 
 
 def cache_prompts(model: Any, parts: SplitModel, proof: ProofRows) -> PrefixCache:
-    """Keys and values of the prompts of these rows (inside `use_attention`), once every layer asked for the window of its config."""
+    """Keys and values of the prompts, inside `use_attention`. Raises EngineError if a layer ignores the window of its config."""
     config = model.config.get_text_config()
     prefix, _ = prefill(parts.backbone, config.num_hidden_layers, proof.prompts, model.device)
     for number, key in enumerate(prefix.keys):
         if key is None:
-            raise EngineError(f"layer {number} keeps no keys and values")
+            raise EngineError(f"layer {number} has no keys and values")
     check_windows(config, prefix.windows)
     return prefix
 
 
 def check_windows(config: Any, windows: list[int | None]) -> None:
-    """A layer that gets its sliding window only through the mask would be given full attention here, unnoticed."""
+    """A layer that gets its sliding window only through the mask would silently get full attention here."""
     window, layer_types = getattr(config, "sliding_window", None), getattr(config, "layer_types", None)
     if layer_types:
         expected = [window if kind == "sliding_attention" else None for kind in layer_types]
@@ -275,7 +272,7 @@ def check_windows(config: Any, windows: list[int | None]) -> None:
 
 @dataclass(frozen=True)
 class ProofRows:
-    """Two rows of token ids, of which the first `lengths` are the prompts."""
+    """Two rows of token ids; the first `lengths` tokens of each are the prompts."""
 
     token_ids: list[list[int]]
     lengths: tuple[int, int]
@@ -300,14 +297,14 @@ class ProofRows:
 
 
 def compute_logits(model: Any, rows: Sequence[Sequence[int]]) -> list[Tensor]:
-    """Logits [T, V] of the plain forward, row by row."""
+    """Logits [T, V] of the plain forward pass, row by row."""
     inputs = [torch.tensor([ids], device=model.device) for ids in rows]
     return [model(input_ids=row, use_cache=False).logits[0].float() for row in inputs]
 
 
 def compare_logits(ours_BV: Tensor, reference_BV: Tensor, dtype: torch.dtype, through: str) -> None:
-    """EngineError where logits computed `through` something differ by more than rounding."""
-    # Same sums in another order and another batch: a few roundings of the compute dtype, relative to the largest logit.
+    """Raise EngineError if logits differ by more than rounding. through: what computed them."""
+    # The same sums in another order and batch differ by a few roundings of the compute dtype, relative to the largest logit.
     tolerance = max(1e-4, 8 * torch.finfo(dtype).eps) * max(1.0, reference_BV.abs().max().item())
     difference = (ours_BV - reference_BV).abs().max().item()
     if not difference <= tolerance:

@@ -28,7 +28,6 @@ from cohort.recipe.schema import CriticConfig, OptimizerConfig
 if TYPE_CHECKING:
     from cohort.model.sharding import Shards
 
-
 WEIGHTS, MOMENTS = "weights/", "moments/"
 """Prefixes of the tensors in a checkpoint."""
 
@@ -41,15 +40,15 @@ def value_loss(values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, clip: 
     return 0.5 * torch.maximum(plain_M, (_clipped(values_M, old_values_M, clip) - returns_M) ** 2)
 
 
-def held_by_clip(values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, clip: float) -> Tensor:
-    """Which tokens the clip left without a gradient: those already moved towards their return by more than it allows."""
+def find_clipped(values_M: Tensor, old_values_M: Tensor, returns_M: Tensor, clip: float) -> Tensor:
+    """Tokens that get no gradient because of the clip: they already moved towards their return by more than it allows."""
     if not clip:
         return torch.zeros_like(values_M, dtype=torch.bool)
     return (_clipped(values_M, old_values_M, clip) - returns_M).abs() > (values_M - returns_M).abs()
 
 
 def explained_variance(values_M: Tensor, returns_M: Tensor) -> float | None:
-    """1 - Var(R - V) / Var(R): 1 is perfect, 0 no better than a constant, below 0 worse. None where returns are all equal."""
+    """1 - Var(R - V) / Var(R): 1 is perfect, 0 no better than a constant, below 0 worse. None if all returns are equal."""
     if not len(returns_M) or bool((returns_M == returns_M[0]).all()):
         return None
     residual = (returns_M.double() - values_M.double()).var(correction=0)
@@ -61,51 +60,51 @@ def _clipped(values_M: Tensor, old_values_M: Tensor, clip: float) -> Tensor:
 
 
 class ScalarModel:
-    """Hidden states in, one number for each out. Always in eval mode, like the policy."""
+    """A backbone with a linear head of one output and float32 masters: a critic or a reward model. Always in eval mode."""
 
     weights: MasterWeights
-    """Made by the subclass, once nothing reads the parameters as they were loaded any more."""
+    """Set by the subclass, once nothing reads the loaded parameters any more."""
 
     def __init__(self, model: Any, backbone: Any, head: nn.Linear, own_attention: bool, checkpointing: bool):
-        """`own_attention`: the architecture is proven to run on our attention (model/policy.py); others keep the one they have."""
+        """own_attention: whether the architecture is proven to run on our attention (model/backbone.py)."""
         self.model, self.head = model.eval(), head
         self.attention_configs = attention_configs(model) if own_attention else []
         self.backbone = ModuleBackbone(backbone, self.attention_configs, checkpointing)
         self.device = head.weight.device
         self.shards: Shards | None = None
-        """Where the ranks share the model out."""
+        """Set if the model is sharded over the ranks."""
 
     def make_weights(self, compute_dtype: torch.dtype, adding: Adding | None) -> MasterWeights:
         if adding is None or adding.sharding is None:
             return MasterWeights(self.model, compute_dtype, adding)
         from cohort.model.sharding import ShardedWeights, Shards
 
-        # A view would lose the hook that FSDP lays on what is given back, if anybody wrote into it.
+        # clone: writing to a view of the result would drop the hook that FSDP puts on it.
         self.shards = Shards(adding.sharding, self.model, self.backbone.backbone, lambda *args: self.compute(*args).clone())
         return ShardedWeights(self.shards, adding)
 
     def collect_weights(self) -> dict[str, Tensor]:
-        """Of a model that is shared out: its weights, on the main process; of any other nothing, for it has them."""
-        return (
-            self.shards.collect({name: self.shards.read_slice(name) for name in self.shards.parameters}) if self.shards else {}
-        )
+        """The whole weights of a sharded model, on the main process; otherwise nothing, since the model has them."""
+        if not self.shards:
+            return {}
+        return self.shards.collect({name: self.shards.read_slice(name) for name in self.shards.parameters})
 
     def read_values(self, layout: Layout, selection: Selection) -> Tensor:
-        """One number for each of the chosen tokens of a layout."""
+        """One number for each selected token of a layout."""
         return self.compute(layout, selection) if self.shards is None else self.shards(layout, selection)
 
     def compute(self, layout: Layout, selection: Selection) -> Tensor:
         return self.read_head(take(self.backbone(layout), selection))
 
     def read_head(self, hidden_MH: Tensor) -> Tensor:
-        """One number for each hidden state, in float32 at least: in bfloat16 two near 4 differ by 1/64 or not at all."""
+        """One number for each hidden state, in float32 or higher: in bfloat16, neighbouring numbers near 4 differ by 1/64."""
         dtype = torch.promote_types(hidden_MH.dtype, torch.float32)
         weight, bias = self.head.weight.to(dtype), self.head.bias.to(dtype) if self.head.bias is not None else None
         return run_steadily(lambda rows_MH: F.linear(rows_MH, weight, bias), hidden_MH.to(dtype))[:, 0]
 
 
 class Critic(ScalarModel):
-    """The value function, its optimizer, and what was measured since its last update."""
+    """The value function, its optimizer, and its measurements since the last update."""
 
     def __init__(
         self,
@@ -116,13 +115,13 @@ class Critic(ScalarModel):
         total_updates: int,
         adding: Adding | None = None,
     ):
-        # The copy keeps what its modules share, so one switch of its own config object reaches all of its attention.
+        # The copied modules share one config object of their own, so one switch changes the attention of all of them.
         backbone = policy.copy_backbone()
         projection: Any = policy.split.projection
         head = nn.Linear(projection.weight.shape[1], 1, bias=False, device=policy.device, dtype=policy.model.dtype)
         nn.init.zeros_(head.weight)
         model = nn.ModuleDict({"backbone": backbone, "head": head})
-        # Where the policy runs on our attention the copy does too: it is the same code with the same shapes.
+        # The copy has the policy's code and shapes, so it runs on our attention exactly if the policy does.
         super().__init__(model, backbone, head, bool(policy.attention_configs), policy.checkpointing)
         self.config = config
         self.share_prompts = can_share_prompts(policy.model, self.attention_configs)
@@ -131,7 +130,7 @@ class Critic(ScalarModel):
         self.optimizer = Optimizer(self.weights, own, total_updates)
         self.world = policy.world
         self._measured: list[tuple[int, Tensor, Tensor, Tensor, Tensor]] = []
-        """Place, loss, what the clip held, values and returns of each micro-batch since the last update."""
+        """Place, loss, clipped tokens, values and returns of each micro-batch since the last update."""
 
     @torch.no_grad()
     def values(self, examples: Sequence[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
@@ -139,35 +138,36 @@ class Critic(ScalarModel):
         dtype = torch.promote_types(self.head.weight.dtype, torch.float32)
 
         def values(micro: MicroBatch) -> Tensor:
-            return self._values_before(micro.to(self.device))
+            micro = micro.to(self.device)
+            return self.read_values(micro.layout, micro.before)
 
         return score_tokens(
             examples, values, dtype, micro_batch_tokens, share_prompts=self.share_prompts, layouts=layouts, world=self.world
         )
 
     def backward(self, micro: MicroBatch) -> None:
-        """Add the gradient of the weighted value loss of this micro-batch to the critic's; the policy is not touched."""
+        """Add the gradient of this micro-batch's weighted value loss to the critic's. The policy is not changed."""
         if micro.old_values_M is None or micro.returns_M is None:
             raise InvariantError("the critic needs old_values_T and returns_T on every example; GAE fills both.")
-        values_M = self._values_before(micro)
+        values_M = self.read_values(micro.layout, micro.before)
         triple = (values_M, micro.old_values_M, micro.returns_M)
         loss = (value_loss(*triple, self.config.clip) * micro.loss_weights_M).sum()
         loss.backward()
         if micro.idle:
             return
         with torch.no_grad():
-            held_M = held_by_clip(*triple, self.config.clip)
-            self._measured.append((micro.place, loss.detach().double(), held_M, values_M.detach(), micro.returns_M))
+            clipped_M = find_clipped(*triple, self.config.clip)
+            self._measured.append((micro.place, loss.detach().double(), clipped_M, values_M.detach(), micro.returns_M))
 
     def join(self) -> None:
-        """Gradients and measurements of all ranks. Apart from `step`, so that a rank that is lost on the way leaves policy and critic alike."""
+        """Sum gradients and gather measurements of all ranks. Separate from `step`, so that a rank lost here changes no weights."""
         self.weights.join_gradients()
         if self.world.size > 1:
             mine = [(place, a.cpu(), b.cpu(), c.cpu(), d.cpu()) for place, a, b, c, d in self._measured]
             self._measured = sorted(self.world.gather(mine), key=lambda one: one[0])
 
     def step(self) -> dict[str, float]:
-        """One update from the joined gradients; what was measured since the one before."""
+        """One update from the joined gradients. Returns the metrics since the last update."""
         report, measured = self.optimizer.clip_and_step(), self._measured
         row = {
             "critic/loss": float(sum(loss for _, loss, *_ in measured)),
@@ -175,9 +175,9 @@ class Critic(ScalarModel):
             "critic/skipped": float(report.skipped),
         }
         if measured:
-            held_M, values_M, returns_M = (torch.cat(column) for column in list(zip(*measured, strict=True))[2:])
+            clipped_M, values_M, returns_M = (torch.cat(column) for column in list(zip(*measured, strict=True))[2:])
             row["critic/value_mean"] = float(values_M.double().mean())
-            row["critic/clipped_share"] = float(held_M.double().mean())
+            row["critic/clipped_share"] = float(clipped_M.double().mean())
             explained = explained_variance(values_M, returns_M)
             if explained is not None:
                 row["critic/explained_variance"] = explained
@@ -185,11 +185,11 @@ class Critic(ScalarModel):
         return row
 
     def check_finite(self) -> None:
-        """Called once the update is written down, as for the policy's optimizer."""
+        """Called after the update is recorded, as for the policy's optimizer."""
         self.optimizer.check_finite("critic")
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Weights and moments by name, and the counters. Between updates that is all there is."""
+        """Weights and moments by name, and the counters: the complete state between updates."""
         moments, counters = self.optimizer.state()
         return add_prefix(self.weights.tensors(), WEIGHTS) | add_prefix(moments, MOMENTS), counters
 
@@ -197,18 +197,15 @@ class Critic(ScalarModel):
         try:
             self.weights.load(select_prefix(tensors, WEIGHTS))
         except CheckpointError as problem:
-            raise CheckpointError(f"the critic in the checkpoint is no copy of this policy: {problem}") from problem
+            raise CheckpointError(f"the critic in the checkpoint does not belong to this policy: {problem}") from problem
         self.optimizer.load_state(select_prefix(tensors, MOMENTS), document)
-
-    def _values_before(self, micro: MicroBatch) -> Tensor:
-        return self.read_values(micro.layout, micro.before)
 
 
 class NoCritic:
-    """Every algorithm but PPO: nothing to value, nothing to train."""
+    """Stands in for the critic in every algorithm except PPO: nothing to value, nothing to train."""
 
     def values(self, examples: Sequence[Example], micro_batch_tokens: int, layouts: Layouts | None = None) -> list[Tensor]:
-        raise InvariantError('values were asked for, but there is no critic: only advantage = "gae" has one.')
+        raise InvariantError('there is no critic to compute values: only advantage = "gae" has one.')
 
     def backward(self, micro: MicroBatch) -> None:
         pass
@@ -224,7 +221,7 @@ class NoCritic:
 
 
 def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Those of a checkpoint's tensors whose names begin so, by the rest of their names."""
+    """The tensors of a checkpoint whose names start with `prefix`, by the rest of their names."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

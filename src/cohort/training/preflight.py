@@ -14,7 +14,7 @@ from cohort.engine.requests import make_list
 from cohort.errors import ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
-from cohort.model.architecture import ASKED_FOR, count_positions
+from cohort.model.architecture import ASKS_FOR_BALANCE, count_positions
 from cohort.model.chat import find_end_of_turn_id
 from cohort.model.frozen import inspect_teacher
 from cohort.recipe.foreign import explain_missing
@@ -244,7 +244,7 @@ def judge_share(
 def check_model(parts: Parts) -> list[Check]:
     """Which engine samples and why, and what is to be said of how the model is trained."""
     slow = parts.engine.capabilities.most_slots == 1
-    notes = [Check("warning" if ASKED_FOR in note else "ok", "model", note) for note in parts.policy.notes]
+    notes = [Check("warning" if ASKS_FOR_BALANCE in note else "ok", "model", note) for note in parts.policy.notes]
     return [Check("warning" if slow else "ok", "engine", parts.engine_words), *notes]
 
 
