@@ -125,7 +125,7 @@ def measure(case: str, shape: BenchShape, device: str) -> dict[str, Any]:
         if "hash" not in found:
             found["hash"] = hash_some(policy)
             if policy.shards is not None:
-                policy.shards.let_go()
+                policy.shards.free_whole()
     found |= {"peak_gib": read_gib(device, peak=True), "seconds": round(min(seconds), 3)}
     found["tokens_per_second"] = round(rows * LENGTH / min(seconds))
     started = time.monotonic()

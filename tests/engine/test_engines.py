@@ -811,7 +811,7 @@ def test_rotary_frequencies_that_depend_on_length_limit_the_cache():
     with pytest.raises(EngineError, match="beyond 24"):
         sample_groups(LocalEngine(EngineSetup(model, text_of)), prompts, long, TRAIN)
     # Held still for the longest sequence of a run, every engine and the trainer see one policy, on both sides of 24 tokens.
-    assert "beyond 24 tokens and this run reaches 40" in hold_frequencies(model, 40)
+    assert "beyond 24 tokens, and this run reaches 40" in hold_frequencies(model, 40)
     slow = flat(sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, long, TRAIN))
     lengths = {len(prompt.token_ids) + len(one.token_ids) for prompt, one in zip(prompts * 2, slow, strict=True)}
     assert min(lengths) <= 24 < max(lengths)

@@ -95,7 +95,7 @@ def test_held_frequencies_are_those_of_the_longest_sequence_at_every_length(fami
     assert (score(free, [short])[0] - score(free, [short, long])[0]).abs().max() > 1e-3, "a token hangs on its neighbours"
     held = Policy(copy.deepcopy(model), TOKENIZER)
     held.hold_lengths(33)
-    assert "change beyond 16 tokens and this run reaches 33" in held.notes[-1]
+    assert "change beyond 16 tokens, and this run reaches 33" in held.notes[-1]
     assert torch.equal(score(held, [short])[0], score(held, [short, long])[0])
     assert torch.allclose(score(held, [long])[0], score(free, [long])[0], atol=1e-6), "as transformers has it at that length"
     assert torch.equal(score(held.make_frozen_copy(), [short])[0], score(held, [short])[0])

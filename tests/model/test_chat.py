@@ -182,9 +182,9 @@ def test_arguments_reach_the_template_and_only_where_they_are_told():
     [
         ("enable_thinkin", "does not read 'enable_thinkin' .it reads enable_thinking; did you mean 'enable_thinking'.."),
         ("m", "does not read 'm'"),  # a name of the template's own
-        ("messages", "'messages' is set by the trainer itself"),
-        ("add_generation_prompt", "is set by the trainer itself"),
-        ("tokenize", "is set by the trainer itself"),
+        ("messages", "'messages' is set by the trainer"),
+        ("add_generation_prompt", "is set by the trainer"),
+        ("tokenize", "is set by the trainer"),
         ("eos_token", "does not read 'eos_token'"),
         ("tools", "does not read 'tools'"),
     ],
@@ -223,7 +223,7 @@ def test_a_template_of_ones_own_is_read_and_checked(tmp_path):
         read_template(str(tmp_path / "nowhere.jinja"))
 
 
-def test_a_template_that_drops_what_the_user_says_is_refused():
+def test_a_template_that_drops_the_message_is_refused():
     for template, dropped in {
         "{% for m in messages %}{{ m.role }}: {{ m.contents }}{% endfor %}": True,
         "{{ messages | length }} messages": True,
@@ -233,7 +233,7 @@ def test_a_template_that_drops_what_the_user_says_is_refused():
     }.items():
         tokenizer = thinking_codec(template).tokenizer
         if dropped:
-            with pytest.raises(PromptError, match=r"prompts\.chat_template: what the user says is not in what it renders"):
+            with pytest.raises(PromptError, match=r"prompts\.chat_template: the rendered text .* does not contain"):
                 refuse_blank_template(tokenizer)
         else:
             refuse_blank_template(tokenizer)

@@ -323,9 +323,9 @@ def broken(folder: Path, sft: Path, **changes: Any) -> Path:
     [
         ({"model.lora.rank": 0, "model.lora.targets": ["q_proj"]}, "model.lora.targets is set, but model.lora.rank is 0"),
         ({"model.lora.rank": 0, "model.lora.adapter": "{sft}"}, "model.lora.adapter is set, but model.lora.rank is 0"),
-        ({"model.lora.targets": ["query"]}, "'query' names no module of LlamaForCausalLM; there are: down_proj, gate_proj, k_proj"),
+        ({"model.lora.targets": ["query"]}, "LlamaForCausalLM has no module 'query'. Available: down_proj, gate_proj, k_proj"),
         ({"model.lora.targets": ["lm_head"]}, "'lm_head' is the output projection, which stays frozen"),
-        ({"model.lora.targets": ["mlp"]}, "'mlp' is a LlamaMLP and not a linear layer; there are: down_proj"),
+        ({"model.lora.targets": ["mlp"]}, "'mlp' is a LlamaMLP, not a linear layer. Available: down_proj"),
         ({"model.lora.adapter": "/nowhere"}, "model.lora.adapter: /nowhere has no adapter_config.json"),
         ({"model.lora.adapter": "{base}"}, "has no adapter_config.json"),
         ({"model.lora.adapter": "{sft}", "model.lora.alpha": 7.0}, "model.lora.alpha is 7.0, but the adapter in"),
@@ -345,12 +345,12 @@ def test_mistakes_are_answered_with_the_field_and_the_fix(tmp_path, base, sft, c
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"peft_type": "IA3"}, "holds an adapter of type IA3; only LORA is served"),
+        ({"peft_type": "IA3"}, "contains an adapter of type IA3; only LORA is supported"),
         ({"use_dora": True}, "a variant of LoRA (use_dora)"),
         ({"modules_to_save": ["lm_head"]}, "whole trained modules (modules_to_save)"),
         ({"bias": "all"}, "trained biases (bias = 'all')"),
-        ({"init_lora_weights": "pissa"}, "a base that its start has changed (init_lora_weights = 'pissa')"),
-        ({"target_modules": ["query"]}, "finds none of its layers in LlamaForCausalLM"),
+        ({"init_lora_weights": "pissa"}, "a start that changes the base (init_lora_weights = 'pissa')"),
+        ({"target_modules": ["query"]}, "LlamaForCausalLM has none of its layers"),
         ({"target_modules": ["q_proj"]}, "does not fit LlamaForCausalLM"),
         ({"r": 5}, "does not fit LlamaForCausalLM"),
     ],
@@ -372,14 +372,14 @@ def test_an_adapter_that_is_not_finite_is_refused_by_name(tmp_path, base, sft, v
     name = min(values)
     values[name][0, 0] = value
     save_file(values, folder / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors holds NaN or infinity in model\.layers\.0\..*weight;"):
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors has NaN or infinity in model\.layers\.0\..*weight\."):
         lora.load_adapter(load_pretrained(str(base))[0], folder, str(base))
 
 
 def test_a_pickle_is_never_read(tmp_path, base, sft):
     folder = broken(tmp_path / "adapter", sft)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(ModelError, match="only a pickle, which is never read"):
+    with pytest.raises(ModelError, match="only a pickle, which is never loaded"):
         lora.load_adapter(load_pretrained(str(base))[0], folder, str(base))
 
 

@@ -37,7 +37,7 @@ def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: floa
         place = places[int((micro.row_M[:number] == row).sum())]
         seen.append((micro.examples[row], place))
         assert micro.token_ids_M[number] == example.completion_ids[place]
-        before, whole = int(micro.before_M[number]), example.prompt_ids + example.completion_ids
+        before, whole = int(micro.before.index_N[number]), example.prompt_ids + example.completion_ids
         at = len(example.prompt_ids) + place
         assert layout.token_ids_T[before] == whole[at - 1]
         assert layout.positions_T[before] == at - 1
@@ -155,7 +155,7 @@ def test_a_shared_prompt_stands_once_before_all_completions():
     assert shared.completion_starts.tolist() == [0, 3, 4, 6]
     assert shared.copies.index_N.tolist() == [0, 1, 0, 1, 2], "the prompt of each row"
     assert shared.copy_starts.tolist() == [0, 2, 4, 5]
-    assert micro.before_M.tolist() == [1, 3, 4, 1, 2, 7]
+    assert micro.before.index_N.tolist() == [1, 3, 4, 1, 2, 7]
     assert micro.row_M.tolist() == [0, 0, 0, 1, 2, 2]
 
 
@@ -165,7 +165,7 @@ def test_without_sharing_rows_follow_each_other():
     assert micro.layout.token_ids_T.tolist() == [1, 2, 100, 101, 102, 1, 2, 200, 11, 300, 301]
     assert micro.layout.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
     assert micro.layout.segment_starts.tolist() == [0, 5, 8, 11]
-    assert micro.before_M.tolist() == [1, 2, 3, 6, 8, 9]
+    assert micro.before.index_N.tolist() == [1, 2, 3, 6, 8, 9]
     assert micro.layout.shared is None
 
 

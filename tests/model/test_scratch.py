@@ -108,5 +108,5 @@ def test_shapes_that_cannot_be_built_are_refused_in_words(shape, message):
 
 
 def test_an_empty_alphabet_is_refused():
-    with pytest.raises(ModelError, match="no alphabet"):
+    with pytest.raises(ModelError, match="to collect an alphabet from"):
         build_scratch(SMALL, [], seed=0)

@@ -45,6 +45,6 @@ def record_tokens(parts: Parts, state: TrainState, batch: Batch, step: int, name
         return
     lengths_N = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
     chosen = choose_rows(groups, members, lengths_N, batch.advantages_N)
-    pieces, algorithm = parts.policy.codec.pieces, parts.recipe.algorithm
+    pieces, algorithm = parts.policy.codec.token_texts, parts.recipe.algorithm
     rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, pieces)
     write_tokens(parts.folder.tokens_file(step), step, rows)

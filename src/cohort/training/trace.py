@@ -18,7 +18,7 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED
-from cohort.model.chat import PieceReader
+from cohort.model.chat import TokenTextReader
 from cohort.model.examples import Example, Examples, join_examples
 from cohort.observe.token_record import TokenRow
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -123,11 +123,11 @@ def make_token_rows(
     trace: TokenTrace,
     updates: int,
     algorithm: AlgorithmConfig,
-    pieces: PieceReader,
+    pieces: TokenTextReader,
 ) -> list[TokenRow]:
     """Rollouts as rows of a token file. chosen: how many of its tokens are written, by rollout."""
     place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
-    texts = pieces.read_pieces([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
+    texts = pieces.read_texts([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
     rows = []
     for (row, count), text in zip(chosen.items(), texts, strict=True):
         rollout, example = rollouts[row], examples[place_of[row]] if row in place_of else None

@@ -13,7 +13,7 @@ from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
-from cohort.model.chat import PieceReader
+from cohort.model.chat import TokenTextReader
 from cohort.tools.dashboard.shelf import ShownRun
 
 SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"}
@@ -88,7 +88,7 @@ def read_pieces(run: ShownRun, token_ids: Sequence[int]) -> tuple[list[str], fro
     if kept is None:
         why = "The run keeps no tokenizer.json that can be read, so tokens are shown by their ids."
         return [f"#{one}" for one in token_ids], frozenset(), why
-    pieces = iter(kept.reader.read_pieces([[one for one in token_ids if one in kept.names]])[0])
+    pieces = iter(kept.reader.read_texts([[one for one in token_ids if one in kept.names]])[0])
     return [next(pieces) if one in kept.names else f"#{one}" for one in token_ids], kept.special, ""
 
 
@@ -103,7 +103,7 @@ def find_tokenizer(run: ShownRun) -> Path | None:
 
 @dataclass(frozen=True)
 class KeptTokenizer:
-    """A tokenizer.json, as PieceReader asks one of transformers."""
+    """A tokenizer.json, as TokenTextReader asks one of transformers."""
 
     backend_tokenizer: Any
     names: Mapping[int, str]
@@ -114,8 +114,8 @@ class KeptTokenizer:
         return self.names[token_id]
 
     @cached_property
-    def reader(self) -> PieceReader:
-        return PieceReader(self, in_rust=True)
+    def reader(self) -> TokenTextReader:
+        return TokenTextReader(self, in_rust=True)
 
 
 @lru_cache(maxsize=2)

@@ -57,7 +57,7 @@ def whole_text(codec: ChatCodec, ids: list[int]) -> str:
 def test_pieces_side_by_side_are_the_text(name):
     codec = CODECS[name]
     rows = [codec.tokenizer(text)["input_ids"] for text in TEXTS]
-    for ids, pieces in zip(rows, codec.pieces.read_pieces(rows), strict=True):
+    for ids, pieces in zip(rows, codec.token_texts.read_texts(rows), strict=True):
         assert len(pieces) == len(ids)
         assert "".join(pieces) == whole_text(codec, ids)
 
@@ -69,7 +69,7 @@ def test_any_tokens_give_the_text_that_decoding_gives():
     rows = [draw.choices(range(size), k=draw.randint(1, 12)) for _ in range(2000)]
     wrong = [
         (pieces, whole_text(codec, ids))
-        for ids, pieces in zip(rows, codec.pieces.read_pieces(rows), strict=True)
+        for ids, pieces in zip(rows, codec.token_texts.read_texts(rows), strict=True)
         if "".join(pieces) != whole_text(codec, ids)
     ]
     assert wrong == []
@@ -78,22 +78,22 @@ def test_any_tokens_give_the_text_that_decoding_gives():
 def test_a_character_is_said_by_the_token_that_completes_it():
     codec = CODECS["byte level"]
     ids = codec.tokenizer("a🙂b")["input_ids"]
-    [pieces] = codec.pieces.read_pieces([ids])
+    [pieces] = codec.token_texts.read_texts([ids])
     assert pieces == ["a", "", "", "", "🙂", "b"]
-    [cut] = codec.pieces.read_pieces([ids[:3]])
+    [cut] = codec.token_texts.read_texts([ids[:3]])
     assert cut == ["a", "", "\ufffd"]
 
 
 def test_special_tokens_say_their_names():
     codec = CODECS["characters"]
     eos = codec.tokenizer.eos_token_id
-    assert codec.pieces.read_pieces([[*codec.tokenizer("1+2")["input_ids"], eos]]) == [["1", "+", "2", "<eos>"]]
-    assert codec.pieces.read_pieces([]) == []
+    assert codec.token_texts.read_texts([[*codec.tokenizer("1+2")["input_ids"], eos]]) == [["1", "+", "2", "<eos>"]]
+    assert codec.token_texts.read_texts([]) == []
 
 
 def test_a_tokenizer_that_decodes_by_itself_is_left_to_it():
     inner = CODECS["byte level"].tokenizer.backend_tokenizer
     codec = ChatCodec(OneByOne(tokenizer_object=inner, eos_token="<eos>"))
-    assert not codec.pieces.in_rust
+    assert not codec.token_texts.in_rust
     rows = [codec.tokenizer(text)["input_ids"] for text in TEXTS]
-    assert codec.pieces.read_pieces(rows) == CODECS["byte level"].pieces.read_pieces(rows)
+    assert codec.token_texts.read_texts(rows) == CODECS["byte level"].token_texts.read_texts(rows)
