@@ -321,7 +321,7 @@ def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
             assert sample(engine) == expected
             engine.sync(policy.read_weights(), 0)
             assert [server.ready for server in engine.fleet.servers] == [True, False]
-            assert any("no answer within" in sentence for sentence in said)
+            assert any("no response within" in sentence for sentence in said)
         finally:
             stuck.set()
         second.faults.clear()
@@ -331,14 +331,14 @@ def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
 
 def test_one_that_samples_nothing_is_lost_though_it_gives_its_label(policy, said, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "STALLED", 0.1)
-    monkeypatch.setattr(generation, "LOOK_EVERY_S", 0.1)
+    monkeypatch.setattr(generation, "POLL_EVERY_S", 0.1)
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
         second.paused = True  # by somebody else, who went away
         assert len(sample(engine)) == 12
         second.paused = False
-    assert any("has sampled nothing for" in sentence for sentence in said)
+    assert any("has sampled no token for" in sentence for sentence in said)
 
 
 def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, tmp_path):
@@ -355,7 +355,7 @@ def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, 
         stub.do_metrics = show
         stub.faults[GENERATE] = lambda body: hang.wait(30)
         stub.faults["/weight_info"] = lambda body: seen.is_set() and hang.wait(30)
-        with pytest.raises(EngineError, match="no answer within 1 s"):
+        with pytest.raises(EngineError, match="no response within 1 s"):
             sample(engine)
         hang.set()
 
@@ -375,7 +375,7 @@ def test_one_that_comes_back_has_the_weights_before_it_is_used(policy, said, tmp
         assert again.list_asked()
         again.die()
     assert measure_mismatch(policy, completions) < 1e-5
-    assert any("answers again" in sentence for sentence in said)
+    assert any("responds again" in sentence for sentence in said)
 
 
 def test_one_that_was_started_anew_in_between_is_not_believed(policy, said, tmp_path):
@@ -387,7 +387,7 @@ def test_one_that_was_started_anew_in_between_is_not_believed(policy, said, tmp_
         for value in second.model.parameters():
             value.data.zero_()
         assert sample(engine) == expected
-        assert any("was started anew" in sentence for sentence in said)
+        assert any("was restarted" in sentence for sentence in said)
 
 
 def test_when_none_is_left_the_first_that_comes_back_goes_on(policy, said, tmp_path, monkeypatch):
@@ -424,7 +424,7 @@ def test_a_server_that_comes_back_while_the_policy_trains_is_given_what_it_needs
             value.data.zero_()
         train(policy)
         if not keep and push == "group":
-            with pytest.raises(EngineError, match=r"no server is left: .*trained on since.*cohort resume"):
+            with pytest.raises(EngineError, match=r"no server is left: .*has been trained since.*cohort resume"):
                 sample(engine)
             return
         assert sample(engine) == expected
@@ -438,7 +438,7 @@ def test_servers_that_are_not_there_are_named(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         stub.die()
         engine = connect(policy, [stub], said, tmp_path)
-        with pytest.raises(EngineError, match=rf"{stub.url}.*nothing listens there.*vllm\.wait_s"):
+        with pytest.raises(EngineError, match=rf"{stub.url}.*nothing is listening there.*vllm\.wait_s"):
             engine.sync(policy.read_weights(), 0)
 
 
@@ -502,17 +502,17 @@ def add_noise(stub):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (refuse_version, r"vLLM '0\.31\.4'; 0\.32 or newer"),
-        (refuse_length, r"20 tokens, and this run has some of 40.*--max-model-len 40"),
-        (say_models({"data": {"max_model_len": 64}}), "is not what vLLM says there"),
-        (say_models({"data": ["policy"]}), "is not what vLLM says there"),
+        (refuse_version, r"vLLM '0\.31\.4', but 0\.32 or newer"),
+        (refuse_length, r"20 tokens, but this run needs 40.*--max-model-len 40"),
+        (say_models({"data": {"max_model_len": 64}}), "is not that of a vLLM server"),
+        (say_models({"data": ["policy"]}), "is not that of a vLLM server"),
         (say_version("0." + "9" * 5000), r"vLLM '0\.9+'"),
-        (say_version(""), "vLLM ''; 0.32 or newer"),
+        (say_version(""), "vLLM '', but 0.32 or newer"),
         (refuse_models, "status 401: Unauthorized.*without --api-key"),
         (fail_version, r"no server is left: .*status 500: the engine is dead.*vllm\.wait_s"),
         (refuse_raw, "--logprobs-mode processed_logprobs"),
-        (keep_old_weights, "is not the policy that is trained"),
-        (add_noise, r"is not the policy that is trained.*5\.0e-03 off, the limit is 1e-03"),
+        (keep_old_weights, "does not compute the trained policy"),
+        (add_noise, r"does not compute the trained policy.*up to 5\.0e-03 \(limit 1e-03\)"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -553,7 +553,7 @@ def test_a_server_need_not_hold_what_nobody_samples(policy, said, tmp_path):
             if longest <= stub.length:
                 engine.sync(policy.read_weights(), 0)
             else:
-                with pytest.raises(EngineError, match="20 tokens, and this run has some of 21"):
+                with pytest.raises(EngineError, match="20 tokens, but this run needs 21"):
                     engine.sync(policy.read_weights(), 0)
 
 
@@ -631,7 +631,7 @@ def test_a_version_that_was_not_asked_is_found_out(policy, said, tmp_path):
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 3)
         stub.change = label_as(f"{engine.token}.2")
-        with pytest.raises(EngineError, match="version 2 sampled it, and it was asked of 3 to 3"):
+        with pytest.raises(EngineError, match="version 2 sampled it; expected 3 to 3"):
             sample(engine)
 
 

@@ -96,7 +96,7 @@ def test_a_server_that_is_proven_while_the_policy_is_trained_is_not_refused(tmp_
         assert engine.fleet.servers[0].proven
 
 
-def test_a_prompt_that_loses_its_server_again_and_again_ends_with_words(tmp_path):
+def test_a_prompt_that_loses_its_server_again_and_again_is_an_error(tmp_path):
     """As where a prompt kills whoever completes it, or where an address stands for several servers with weights of their own."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
@@ -111,7 +111,7 @@ def test_a_prompt_that_loses_its_server_again_and_again_ends_with_words(tmp_path
             return said
 
         stub.do_inference_v1_generate = answer
-        with pytest.raises(EngineError, match=rf"were lost .* times.*{stub.url} was started anew"):
+        with pytest.raises(EngineError, match=rf"were lost .* times.*{stub.url} was restarted"):
             sample(engine)
 
 
@@ -143,7 +143,7 @@ def test_versions_within_a_completion_go_forward(tmp_path):
 
         engine.version = 1  # being pushed
         stub.change = turn_round
-        with pytest.raises(EngineError, match="version 0 sampled it after version 1"):
+        with pytest.raises(EngineError, match="version 0 sampled tokens after version 1"):
             sample(engine, replace(SAMPLING, stop_ids=()))
 
 

@@ -169,10 +169,10 @@ def read_metric(server, name):
 
 def test_another_model_is_a_sentence_and_the_server_lives(served, tmp_path):
     policy = make_policy(hidden_size=64, intermediate_size=128)
-    with pytest.raises(EngineError, match=r"another than this server's.*shape"):
+    with pytest.raises(EngineError, match=r"is not this server.s.*shape"):
         connect(policy, [served[0].url], tmp_path).sync(policy.read_weights(), 0)
     policy = make_policy(num_hidden_layers=4)
-    with pytest.raises(EngineError, match=r"it has besides model\.layers\.3"):
+    with pytest.raises(EngineError, match=r"it also has model\.layers\.3"):
         connect(policy, [served[0].url], tmp_path).sync(policy.read_weights(), 0)
     assert served[0].ask("/is_paused") == {"is_paused": False}
     policy = make_policy()

@@ -50,7 +50,7 @@ def test_absent_at_the_start():
     """Nobody listens: the run is refused with the address, how long was waited, and what to do."""
     address = f"http://127.0.0.1:{find_closed_port()}"
     trainer = tools.Trainer([address], wait_s=1.0)
-    with pytest.raises(EngineError, match=rf"{address}.*nothing listens there.*vllm\.wait_s.*cohort serve"):
+    with pytest.raises(EngineError, match=rf"{address}.*nothing is listening there.*vllm\.wait_s.*cohort serve"):
         trainer.sync()
 
 
@@ -114,7 +114,7 @@ def test_dies_while_it_samples_and_comes_back(pair):
     assert trainer.engine.last["servers/ready"] == 2
     assert trainer.check_policy(completions) < 1e-4
     assert tools.read_label(back) == trainer.engine.label
-    assert any("answers again" in line for line in trainer.said)
+    assert any("responds again" in line for line in trainer.said)
 
 
 def test_dies_in_a_push(pair, monkeypatch):
