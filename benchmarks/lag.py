@@ -44,7 +44,7 @@ def write_recipe(folder: Path) -> None:
 
     import tomli_w
 
-    from cohort.recipe.built_in import find_recipe_path
+    from cohort.recipe.file import find_recipe_path
 
     tree = tomllib.loads(find_recipe_path("column_addition").read_text(encoding="utf-8"))
     for name in LEFT_OUT:

@@ -3,7 +3,7 @@
     make prove                                       all parts, one after the other (about five hours on two cores)
     make prove PART=jail                             one of them, at most forty minutes
     python benchmarks/prove.py --list                the parts: minutes, what is in them, and how they ended last
-    python benchmarks/prove.py --only demo --seeds 0 one figure, nothing noted
+    python benchmarks/prove.py --only addition --seeds 0 one figure, nothing noted
 
 A part is a set of tests (those marked `prove` or `vllm`) and of figures (benchmarks/figures.py). Its result goes to docs/results/prove/PART.json:
 commit, date, machine, seconds, every figure and the tests that failed. Figures are printed as rows of a markdown table with the command
@@ -54,7 +54,8 @@ PARTS = {
     "vllm-soak": Part(30, (), ("soak",)),
     "rewards": Part(15, ("rewards", *VERDICTS), ("math",)),
     "jail": Part(28, JAIL, ("jail",)),
-    "demo": Part(10, (), ("demo", "rollouts")),
+    "smollm2": Part(20, (), ("smollm2",)),
+    "addition": Part(10, (), ("addition", "rollouts")),
     "speed": Part(12, (), ("speed", "memory")),
     "iterative": Part(14, (), ("iterative",)),
     "faults": Part(36, (), ("faults",)),
@@ -71,10 +72,10 @@ def main() -> int:
     parser.add_argument("part", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; none: all of them")
     parser.add_argument("--list", action="store_true", help="show the parts and how they ended last")
     parser.add_argument("--only", choices=sorted(FIGURES), action="append", help="this figure only; may be repeated")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of the demo")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="seeds of smollm2 and addition")
     parser.add_argument("--keep", type=Path, help="folder for the runs; default: a temporary one")
     parser.add_argument(
-        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="override of the demo"
+        "--set", dest="overrides", action="append", default=[], metavar="KEY=VALUE", help="setting of smollm2 and addition"
     )
     chosen = parser.parse_args()
     if unknown := [name for name in chosen.part if name not in PARTS]:

@@ -81,7 +81,7 @@ def train_ahead(lag: int, together: bool, steps: int, folder: Path) -> dict[str,
 
 def compare_finishing(steps: int) -> dict[str, Any]:
     """One run whose steps in turn score after everything and as they finish: seconds against the longer of sampling and scoring alone."""
-    from cohort.recipe.built_in import find_recipe
+    from cohort.recipe.file import find_recipe
     from cohort.session import start
     from cohort.training.judging import RewardJudge
 

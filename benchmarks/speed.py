@@ -35,11 +35,10 @@ from speed_result import BenchError, make_document, refuse_unwritable, write_res
 from speed_shapes import SHAPES, BenchShape, write_folder
 from speed_workload import Workload
 
-from cohort.base.table import make_table
-from cohort.base.text import write_count
+from cohort.base.text import make_table, write_count
 from cohort.errors import CohortError, RecipeError
 from cohort.ops.flops import Dimensions
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 
 STAGES = ("rollout", "train", "step")
 QUIET = 1.25
@@ -164,15 +163,15 @@ def refuse_no_interpreter(vllm_python: str) -> None:
 
 def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
-    from cohort.recipe.built_in import built_in, find_recipe, find_recipe_path
+    from cohort.recipe.file import find_recipe, find_recipe_path, list_built_in
 
     try:
         find_recipe_path(name)
     except RecipeError:
-        close = suggest_nearest(name.lower(), [*SHAPES, *built_in()])
+        close = suggest_nearest(name.lower(), [*SHAPES, *list_built_in()])
         raise RecipeError(
             f"{name!r}: neither a shape, a recipe nor a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
-            f"Recipes: {', '.join(built_in())}."
+            f"Recipes: {', '.join(list_built_in())}."
         ) from None
     recipe = find_recipe(name, [])
     scratch = recipe.model.scratch

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cohort
-from cohort.recipe.built_in import DEMO, HERE
+from cohort.recipe.file import DEMO, HERE
 
 STEP = re.compile(r"(\d)\+(\d)\+(\d)=(\d+)")
 

@@ -12,8 +12,7 @@ from typing import Any
 import cohort
 from cohort.cli import app
 from cohort.model.scratch import build_scratch
-from cohort.recipe.built_in import built_in, find_recipe, split_words
-from cohort.recipe.file import load_recipe
+from cohort.recipe.file import find_recipe, list_built_in, load_recipe, split_arguments
 from cohort.recipe.schema import ScratchConfig
 from cohort.tools.compare.contenders import find_contenders
 from commands_page import list_commands
@@ -87,8 +86,8 @@ def check_command(line: str) -> None:
         if ".toml" not in line:
             find_contenders(given["arguments"], given["recipe"])
     elif name in ("train", "doctor", "serve"):
-        recipe, overrides = split_words((given["arguments"] or [])[: words.index("--") if "--" in words else None])
-        find_recipe(recipe, overrides) if not recipe or recipe in built_in() else load_recipe(None, overrides)
+        recipe, overrides = split_arguments((given["arguments"] or [])[: words.index("--") if "--" in words else None])
+        find_recipe(recipe, overrides) if not recipe or recipe in list_built_in() else load_recipe(None, overrides)
     elif name == "evaluate":
         load_recipe(None, given["set_"] or [])
 

@@ -15,8 +15,7 @@ from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.early_stop import check_conditions, find_reason_to_stop, name_absent_metrics
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
-from cohort.recipe.materials import Materials
-from cohort.recipe.stopping import Condition, parse_conditions
+from cohort.recipe.values import Condition, Materials, parse_conditions
 from session_tools import FAST, differences, digit_share, rows_of, summary_of, tiny
 from test_session import run_with
 

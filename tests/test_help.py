@@ -14,8 +14,7 @@ import pytest
 from typer.main import get_command
 
 from cohort.cli import app
-from cohort.recipe.built_in import DEMO, built_in, find_recipe, split_words
-from cohort.recipe.file import build_recipe
+from cohort.recipe.file import DEMO, build_recipe, find_recipe, list_built_in, split_arguments
 from session_tools import COHORT, ONE_THREAD
 
 NARROW = ONE_THREAD | {"COLUMNS": "80"}
@@ -71,8 +70,8 @@ def test_every_command_has_an_example_that_can_be_typed(name):
     for words in examples:
         params = parse(words)
         if words[0] in ("train", "doctor"):  # words that are given to a recipe must be words of it
-            recipe, overrides = split_words(params["arguments"] or [])
-            find_recipe(recipe if recipe in built_in() else DEMO, overrides)
+            recipe, overrides = split_arguments(params["arguments"] or [])
+            find_recipe(recipe if recipe in list_built_in() else DEMO, overrides)
 
 
 def test_an_example_with_a_word_that_does_not_exist_would_be_noticed():

@@ -150,7 +150,7 @@ LESSONS: dict[str, list[str]] = {
         "test_lessons_more.py::test_a_run_says_how_many_prompts_it_leaves_out",
     ],
     "prefilled <think> must not zero a format reward": [
-        "rewards/test_rewards_math.py::test_think_format",
+        "verify/test_rewards_math.py::test_think_format",
         "model/test_chat.py::test_prefilled_think_is_seen_in_the_rendered_prompt",
     ],
     # Verifiers
@@ -158,9 +158,9 @@ LESSONS: dict[str, list[str]] = {
         "rewards/test_rewards_runner.py::test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores",
         "rewards/test_rewards_runner.py::test_catastrophic_pattern_is_killed",
     ],
-    "known wrong verdicts": ["rewards/test_rewards_math.py::test_verdicts"],
+    "known wrong verdicts": ["verify/test_rewards_math.py::test_verdicts"],
     "an unparseable gold never earns a reward": [
-        "rewards/test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
+        "verify/test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
         "rewards/test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
     ],
     "no verifier evaluates model text": ["rewards/test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
@@ -201,26 +201,26 @@ LESSONS: dict[str, list[str]] = {
     ],
     # Verifiers
     "Math-Verify in a killable worker process; the trainer keeps its pulse": [
-        "rewards/test_math_hostile.py::test_bombs_come_to_an_end_and_the_trainer_keeps_its_pulse",
-        "rewards/test_math_hostile.py::test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answered",
-        "rewards/test_math_pairs.py::test_the_same_verdicts_from_a_thread_and_from_asyncio",
+        "verify/test_math_hostile.py::test_bombs_come_to_an_end_and_the_trainer_keeps_its_pulse",
+        "verify/test_math_hostile.py::test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answered",
+        "verify/test_math_pairs.py::test_the_same_verdicts_from_a_thread_and_from_asyncio",
     ],
-    "known wrong verdicts of Math-Verify": ["rewards/test_math_pairs.py::test_every_row_of_the_table"],
+    "known wrong verdicts of Math-Verify": ["verify/test_math_pairs.py::test_every_row_of_the_table"],
     "an unusable gold earns nothing and is named at start": [
-        "rewards/test_math_answer.py::test_unusable_golds_are_named_before_the_run",
-        "rewards/test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
+        "verify/test_math_answer.py::test_unusable_golds_are_named_before_the_run",
+        "verify/test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
         "rewards/test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
         "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
     "no parser that runs code sees model text outside the jail": [
-        "rewards/test_math_hostile.py::test_injections_run_nothing",
-        "rewards/test_math_hostile.py::test_the_trainer_never_imports_a_computer_algebra_system",
+        "verify/test_math_hostile.py::test_injections_run_nothing",
+        "verify/test_math_hostile.py::test_the_trainer_never_imports_a_computer_algebra_system",
         "rewards/test_gym_guards.py::test_no_code_passes_a_grammar",
         "rewards/test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
     ],
     "code is graded by plain values that the host compares": [
-        "rewards/test_code_tests.py::test_no_cheat_earns_anything",
-        "rewards/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
+        "verify/test_code_tests.py::test_no_cheat_earns_anything",
+        "verify/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
         "verify/test_jail_hostile.py::test_a_sample_of_hostile_programs",
     ],
     "limits bind for root, and only own processes are ended": [

@@ -15,14 +15,14 @@ import torch
 
 from cohort import session
 from cohort.base.world import ALONE
-from cohort.data.written import WrittenRow
+from cohort.data.prompts import WrittenRow
 from cohort.engine.local import LocalEngine
 from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import pack
 from cohort.observe.monitors import Monitors
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
 from cohort.training.preflight import Check

@@ -12,7 +12,7 @@ import pytest
 
 import cohort
 from cohort.errors import RecipeError
-from cohort.recipe.built_in import find_recipe
+from cohort.recipe.file import find_recipe
 from site_pages import ROOT, list_lines, make_tiny_chat_model, make_tiny_train, read_blocks, run_tiny
 
 PAGE = ROOT / "README.md"
@@ -30,7 +30,7 @@ def test_its_blocks_and_commands_run(tmp_path, monkeypatch, capsys):
     seen: list[dict[str, Any]] = []
     train = cohort.train
     monkeypatch.setattr(cohort, "train", make_tiny_train(make_tiny_chat_model(tmp_path / "tiny"), seen))
-    row = re.search(r"problems\.jsonl, a line each: (\{.*\})", README)
+    row = re.search(r"each line of problems\.jsonl: (\{.*\})", README)
     assert row is not None
     rows = [row[1].replace("3 boxes", f"{n} boxes") for n in range(48)]
     (tmp_path / "problems.jsonl").write_text("\n".join(rows), encoding="utf-8")
@@ -61,20 +61,20 @@ def test_its_blocks_and_commands_run(tmp_path, monkeypatch, capsys):
     assert "runs/first is finished" in printed  # cohort resume
 
 
-def test_its_mistake_is_answered_with_the_word_that_was_meant():
-    assert "`cohort train grup_size=4` names the key you meant" in README
+def test_a_typing_error_gets_the_key_that_was_meant():
+    assert "`cohort train grup_size=4` suggests the key you meant" in README
     with pytest.raises(RecipeError, match="group_size"):
         find_recipe("", ["grup_size=4"])
 
 
-def test_its_words_for_make_are_targets():
+def test_make_commands_are_targets():
     targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     told = set(re.findall(r"(?:^    |`)make ([a-z]+)", README, re.MULTILINE))
     assert told == {"demo", "test", "setup", "site"}
     assert told <= set(targets)
 
 
-def test_its_figures_of_speed_stand_in_the_table():
+def test_speed_figures_are_those_of_the_table():
     table = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     told = re.search(
         r"0\.5B model (\d+k) sampled tokens a second, ([\d.]+) times HF generate.*?step in ([\d.]+) s, ([\d.]+) times",

@@ -3,7 +3,7 @@
 | thing | new files | lines in files that exist |
 |---|---|---|
 | reward | 1 | 1: the table of rewards/__init__.py |
-| engine | 1 | 1: ENGINES of recipe/engines.py |
+| engine | 1 | 1: ENGINES of recipe/values.py |
 | monitor | 1 | 1: MONITORS |
 | command | 1 | 1: COMMANDS |
 | metric | 0 | 2: where it is computed, and its row in METRICS |

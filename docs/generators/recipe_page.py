@@ -7,21 +7,19 @@ written from them. A test holds the file to it.
 from __future__ import annotations
 
 import json
-import re
 import types
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, groupby
+from itertools import chain
 from typing import Any, Literal, Union, cast, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.recipe.file import PREFERRED, list_leaf_fields
-from cohort.recipe.foreign import explain_unclear, find_remark, read_tables
 from cohort.recipe.schema import Recipe, RewardConfig
-from cohort.recipe.versions import CHANGES, MOVED, VERSION
+from cohort.recipe.trl_names import UNCLEAR
 from pages import format_row
 
 BOUNDS = {"ge": "≥ {}", "gt": "> {}", "le": "≤ {}", "lt": "< {}", "min_length": "at least {}"}
@@ -57,18 +55,6 @@ The same settings, three ways:
 - from Python: `cohort.train(..., group_size=8)`, or words of a section: `evaluation={"samples": 4}`.
 
 The resolved recipe, every default written out, lies in the run folder as `recipe.toml`, and is a recipe itself.
-"""
-
-VERSIONS = """\
-## Versions
-
-`version` says in which words a file is written. This is version {version}, and every resolved recipe states it. A file without one is of
-version 0, from before versions were counted, and keeps the meaning it had: recipes and run folders of any earlier version are
-brought up to date when they are read, and the file itself stays as it is. A version from the future is refused: update cohort.
-What is typed on the command line or in Python is always of today.
-
-Versions 1 and 3 name functions where they are now. Version 2 holds out at least 16 prompts, or a third of few rows (`evaluation.held_out_least`); older
-recipes without a named set hold out the share alone, as they did. Version 3 also has no `sampling.top_p` and `sampling.top_k`: in training nothing is cut.
 """
 
 
@@ -157,7 +143,7 @@ def sections(section: type[BaseModel] = Recipe, path: str = "") -> Iterator[tupl
 
 def make_page() -> str:
     """The text of docs/recipe.md."""
-    parts = (section_lines(), preset_lines(), undotted_lines(), other_word_lines(), version_lines())
+    parts = (section_lines(), preset_lines(), undotted_lines())
     return "\n".join([INTRODUCTION, *chain.from_iterable(parts)]) + "\n"
 
 
@@ -222,38 +208,4 @@ def undotted_lines() -> Iterator[str]:
     unclear = sorted({word for word in words if words.count(word) > 1 and word not in PREFERRED})
     yield "These need their section, because several have them: " + ", ".join(f"`{word}`" for word in unclear) + "."
     yield ""
-    for word in read_tables()["unclear"]:
-        yield f"- `{word}` is refused undotted: {explain_unclear(word)}."
-    yield ""
-
-
-def other_word_lines() -> Iterator[str]:
-    yield "## Words of other tools"
-    yield ""
-    yield "They are refused, and the answer names ours, with the value converted where it can be: one concept has one word."
-    yield ""
-    yield "| elsewhere | here | |"
-    yield "|---|---|---|"
-    for ours, words in read_tables()["called"].items():
-        for remark, same in groupby(sorted(words, key=find_remark), find_remark):
-            yield format_row(", ".join(f"`{word}`" for word in same), f"`{ours}`", remark)
-    for pattern, instead in read_tables()["missing"].items():
-        if plain := list_plain_words(pattern):
-            yield format_row(", ".join(f"`{word}`" for word in plain), "–", instead.replace("{cut} ", ""))
-
-
-def list_plain_words(pattern: str) -> list[str]:
-    """The words that a pattern spells out."""
-    return [word for word in re.split(r"\|(?![^(]*\))", pattern) if word.isidentifier()]
-
-
-def version_lines() -> Iterator[str]:
-    yield ""
-    yield VERSIONS.format(version=VERSION)
-    for version, change in enumerate(CHANGES):
-        first_line = (change.__doc__ or "").partition("\n")[0]
-        yield f"- {version} to {version + 1}: {first_line.partition(': ')[2]}"
-    yield ""
-    yield "| function in an earlier version | now |"
-    yield "|---|---|"
-    yield from (format_row(f"`{old}`", f"`{new}`") for old, new in MOVED.items())
+    yield from (f"- `{key}` needs its section: {hint}." for key, hint in UNCLEAR.items())

@@ -1,4 +1,7 @@
-"""The tables of docs/from-trl.md: every option of TRL's GRPOConfig, from the class itself and the words of recipe/foreign.toml."""
+"""The tables of docs/from-trl.md: options of TRL's GRPOConfig with the keys here, from the class itself and recipe/trl_names.py.
+
+Options without a key here are listed by hand at the end of the page; tests/recipe/test_trl_names.py checks that none is missing.
+"""
 
 from __future__ import annotations
 
@@ -7,97 +10,59 @@ from collections.abc import Iterator
 from typing import Any
 
 from cohort.recipe.file import format_value, list_leaf_fields, resolve_undotted, shorten_path
-from cohort.recipe.foreign import convert_value, explain_missing, explain_unclear, find_remark, list_translated, read_tables
 from cohort.recipe.schema import Recipe
+from cohort.recipe.trl_names import COUNTING, TRL_NAMES, UNCLEAR, convert_value
 from pages import format_row, read_page, replace_between
 
-BEGIN = "<!-- Written by `make docs` from TRL's class and recipe/foreign.toml; edit there. -->"
+BEGIN = "<!-- Written by `make docs` from TRL's class and recipe/trl_names.py; edit there. -->"
 END = "<!-- end -->"
 LEAVES = dict(list_leaf_fields(Recipe))
-WORDS = {path.rpartition(".")[2] for path in LEAVES}
-MEANT = {"epsilon": "clip_epsilon"}
-"""Words that the command line finds unclear, and that mean one thing in GRPOConfig."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Option:
-    """What becomes of one option: same, other word or absent."""
-
-    name: str
-    status: str
-    default: Any
-    here: str = ""
-    same_value: str = ""
-    remark: str = ""
+KEYS = {path.rpartition(".")[2] for path in LEAVES} - {*UNCLEAR}
 
 
 def make_page() -> str:
-    """The text of docs/from-trl.md: the page as it is, with the tables between its two marks made anew."""
+    """The text of docs/from-trl.md: the page as it is, with new tables between its two marks."""
     return replace_between(read_page("from-trl.md"), BEGIN, END, "\n\n" + "\n".join(write_lines()) + "\n\n")
 
 
-def list_options() -> tuple[list[Option], list[Option]]:
-    """Those that GRPOConfig adds or changes, and those that it has from TrainingArguments."""
+def read_defaults() -> dict[str, Any]:
+    """Option of GRPOConfig -> its default, None where there is none."""
     from trl.trainer.grpo_config import GRPOConfig  # seconds to load, and only this page needs it
 
     fields = dataclasses.fields(GRPOConfig)
-    beside = {field.name: field.default for field in fields if field.default not in (None, dataclasses.MISSING)}
-    found = [
-        explain_option(field.name, None if field.default is dataclasses.MISSING else field.default, beside) for field in fields
-    ]
-    own = {field.name for field in fields} & set(GRPOConfig.__annotations__)
-    return [each for each in found if each.name in own], [each for each in found if each.name not in own]
+    return {field.name: None if field.default is dataclasses.MISSING else field.default for field in fields}
 
 
-def explain_option(name: str, default: Any, beside: dict[str, Any]) -> Option:
-    """One option, by the answer that the command line would give to it."""
-    if name in WORDS and not explain_unclear(name):
-        path = resolve_undotted(name)
-        return Option(name, "same", default, path, write_words({path: default}))
-    word = MEANT.get(name, name)
-    if word in list_translated():
-        ours = convert_value(word, default, {key: value for key, value in beside.items() if key != name})
-        return Option(name, "other word", default, list_translated()[word], write_words(ours), find_remark(word))
-    remark = explain_unclear(name) or explain_missing(name)
-    return Option(name, "absent", default, remark=remark.replace(read_tables()["cut"], "").strip())
-
-
-def write_words(values: dict[str, Any]) -> str:
-    """As they are typed."""
-    return " ".join(f"{shorten_path(path)}={format_value(value)}" for path, value in values.items())
+def list_unanswered(defaults: dict[str, Any]) -> set[str]:
+    """Options of GRPOConfig for which there is no key: those the page lists by hand."""
+    return {name for name in defaults if name not in KEYS and name not in TRL_NAMES and name != "epsilon"}
 
 
 def write_lines() -> Iterator[str]:
-    own, inherited = list_options()
-    counts = {status: sum(each.status == status for each in [*own, *inherited]) for status in ("same", "other word", "absent")}
-    yield f"Of {len(own) + len(inherited)} options {counts['same']} are the same word here, {counts['other word']} have another word,"
-    yield f"and {counts['absent']} are absent."
-    for title, options in (("What GRPOConfig adds", own), ("What it has from TrainingArguments", inherited)):
-        yield ""
-        yield f"### {title}"
-        for status in counts:
-            chosen = [each for each in options if each.status == status]
-            yield ""
-            yield f"**{status.capitalize()}** ({len(chosen)})"
-            yield ""
-            yield from write_absent(chosen) if status == "absent" else write_known(chosen)
+    defaults = read_defaults()
+    same, other = [name for name in defaults if name in KEYS], [name for name in defaults if name in TRL_NAMES]
+    absent = list_unanswered(defaults)
+    yield f"Of {len(defaults)} options {len(same)} have the same name here, {len(other) + 1} another name, and {len(absent)} no counterpart."
+    yield ""
+    yield "| TRL | its default | here | TRL's default, as written here | default here |"
+    yield "|---|---|---|---|---|"
+    for name in same:
+        path = resolve_undotted(name)
+        yield write_row(name, defaults[name], path, {path: defaults[name]})
+    clip = defaults["epsilon"]
+    yield write_row("epsilon", clip, "algorithm.clip_low", {"algorithm.clip_low": clip, "algorithm.clip_high": clip})
+    given = {name: default for name, default in defaults.items() if default is not None}
+    for name in other:
+        beside = {known: value for known, value in given.items() if known != name}
+        yield write_row(name, defaults[name], TRL_NAMES[name], convert_value(name, defaults[name], beside))
+    yield ""
+    for name, rule in COUNTING.items():
+        yield f"- `{name}`: {rule}."
 
 
-def write_known(options: list[Option]) -> Iterator[str]:
-    yield "| TRL | its default | here | TRL's default, written here | default here | |"
-    yield "|---|---|---|---|---|---|"
-    for each in options:
-        field = LEAVES.get(each.here)
-        default = format_value(field.get_default(call_default_factory=True)) if field is not None else ""
-        theirs = "None" if each.default is None else format_value(each.default)
-        cells = (each.name, theirs, each.here, each.same_value, default)
-        yield format_row(*(f"`{cell}`" if cell else "" for cell in cells), each.remark)
-
-
-def write_absent(options: list[Option]) -> Iterator[str]:
-    yield "| TRL | what there is instead, or why not |"
-    yield "|---|---|"
-    grouped: dict[str, list[str]] = {}
-    for each in options:
-        grouped.setdefault(each.remark, []).append(each.name)
-    yield from (format_row(", ".join(f"`{name}`" for name in names), remark) for remark, names in grouped.items())
+def write_row(name: str, theirs: Any, path: str, values: dict[str, Any]) -> str:
+    """One option: its name and default in TRL, the key here, TRL's default as it is typed here, and the default here."""
+    default = format_value(LEAVES[path].get_default(call_default_factory=True)) if path in LEAVES else ""
+    typed = " ".join(f"{shorten_path(key)}={format_value(value)}" for key, value in values.items())
+    cells = (name, "None" if theirs is None else format_value(theirs), path, typed, default)
+    return format_row(*(f"`{cell}`" if cell else "" for cell in cells))

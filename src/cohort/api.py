@@ -14,12 +14,11 @@ from cohort.data.rows import has_splits, suggest_file
 from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods
 from cohort.observe.outcome import RunResult
-from cohort.recipe.built_in import find_recipe_path
-from cohort.recipe.file import load_recipe
-from cohort.recipe.foreign import list_translated
-from cohort.recipe.materials import PYTHON_MODEL, PYTHON_ROWS, Materials
+from cohort.recipe.describe import describe_start
+from cohort.recipe.file import find_recipe_path, load_recipe
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import describe_start
+from cohort.recipe.trl_names import TRL_NAMES
+from cohort.recipe.values import PYTHON_MODEL, PYTHON_ROWS, Materials
 from cohort.rewards.contract import importable_name
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
@@ -63,7 +62,7 @@ def train(
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
         path = {"prompts": "prompts.source", "rewards": "rewards"}[missing]
-        if meant := next((word for word in settings if list_translated().get(word) == path), ""):
+        if meant := next((word for word in settings if TRL_NAMES.get(word) == path), ""):
             raise RecipeError(f"{meant}: here it is called {missing}; write cohort.train({missing}=...).")
         raise RecipeError(f"cohort.train needs {missing}=...; or give recipe=, a recipe that names them.")
     source, handed_in, materials = hand_in(model, tokenizer, prompts, rewards)
@@ -131,13 +130,13 @@ def evaluate(
     settings: words of [evaluation] come first (`samples=16, temperature=0.6`); also those of [prompts], [sampling] and [model],
     and `seed`.
     """
-    from cohort.tools.evaluate_here import evaluate_here
+    from cohort.tools.evaluate import evaluate_from_python
 
     if model is None:
         raise RecipeError("cohort.evaluate needs a model: a folder, a hub id, a run or a loaded model.")
     source, values, materials = hand_in(model, tokenizer, prompts, rewards)
     start = None if recipe is None else find_recipe_path(recipe)
-    return evaluate_here(source, materials, start, values, settings, str(checkpoint))
+    return evaluate_from_python(source, materials, start, values, settings, str(checkpoint))
 
 
 # -- what a person hands in --------------------------------------------------------------------------------------------

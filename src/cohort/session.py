@@ -17,11 +17,11 @@ from cohort.errors import Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
 from cohort.observe.run_folder import RunFolder, make_paths_absolute
-from cohort.recipe.materials import Materials
-from cohort.recipe.own import resolve_recipe
+from cohort.recipe.describe import describe_algorithm, describe_template
 from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import describe_algorithm, describe_template
+from cohort.recipe.user_functions import resolve_recipe
+from cohort.recipe.values import Materials
 from cohort.rewards.of_run import RunRewards
 from cohort.training import agreement
 

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import reference
-from cohort.algorithms.aggregation import constant, prompt_mean, sequence_mean, sequence_sum, token_mean
-from cohort.algorithms.named import NAMED
+from cohort.algorithms.named import NAMED, constant, prompt_mean, sequence_mean, sequence_sum, token_mean
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import pack, weigh_by
 from cohort.recipe.schema import OptimizerConfig

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cohort.algorithms.fitting import CONDITIONS, CONTRADICTIONS, OFF
+from cohort.algorithms.compatibility import CONDITIONS, CONTRADICTIONS, OFF
 from cohort.errors import RecipeError
 from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import RULES

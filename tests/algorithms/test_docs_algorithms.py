@@ -13,10 +13,9 @@ from typing import Any, get_args
 
 import pytest
 
-from cohort.algorithms.named import FIELDS, NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import FIELDS, NAMED, PRESETS
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.words import COLUMNS, list_cells
+from cohort.recipe.describe import COLUMNS, list_cells
 from doc_examples import examples_of
 
 ROOT = Path(__file__).parents[2]

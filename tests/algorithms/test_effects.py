@@ -1,4 +1,4 @@
-"""algorithms/fitting.py both ways, by computing: what it calls idle changes no bit of a step, what it does not call so changes some.
+"""algorithms/compatibility.py both ways, by computing: what it calls idle changes no bit of a step, what it does not call so changes some.
 
 A step is made as the loop makes it: rewards with the overlong penalty, make_batch, and the loss and gradient of its
 second pass, under a policy that has moved since, so that ratios lie on both sides of every limit.
@@ -15,9 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from cohort.algorithms.fitting import ALWAYS, CONDITIONS, explain_idle
-from cohort.algorithms.named import FIELDS, NAMED, list_parameter_words
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.compatibility import ALWAYS, CONDITIONS, explain_idle
+from cohort.algorithms.named import FIELDS, NAMED, PRESETS, list_parameter_words
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
@@ -25,9 +24,9 @@ from cohort.model.frozen import Teacher
 from cohort.model.packing import pack
 from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.describe import describe_algorithm
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig, Recipe, TeacherConfig
-from cohort.recipe.words import describe_algorithm
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
 from cohort.training.drawing import Collected

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from cohort.algorithms.named import NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import NAMED, PRESETS
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.describe import describe_algorithm
 from cohort.recipe.file import dump_recipe, load_recipe
 from cohort.recipe.schema import TeacherConfig
-from cohort.recipe.words import describe_algorithm
 from session_tools import tiny
 
 TABLE = {

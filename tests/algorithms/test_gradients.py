@@ -13,9 +13,8 @@ import pytest
 import torch
 
 import conftest
-from cohort.algorithms.fitting import find_contradiction
-from cohort.algorithms.named import NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.compatibility import find_contradiction
+from cohort.algorithms.named import NAMED, PRESETS
 from cohort.model.examples import Example
 from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy

@@ -18,9 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from cohort.algorithms.kl import corrected, k1, k2, k3
 from cohort.algorithms.named import NAMED
-from cohort.algorithms.regions import ratio
+from cohort.algorithms.regions import corrected, k1, k2, k3, ratio
 from cohort.model.packing import MicroBatch
 from cohort.model.policy import TokenScores
 from cohort.ops.layout import Selection, lay_out

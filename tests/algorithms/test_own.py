@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from cohort.algorithms.advantages import TokenCredit
-from cohort.algorithms.fitting import explain_idle
+from cohort.algorithms.compatibility import explain_idle
 from cohort.algorithms.named import OWN_KINDS
 from cohort.algorithms.regions import unbounded
 from cohort.algorithms.registry import READABLE, AdvantageTraits, BadChoice, Kind, RegionTraits, make_choice
@@ -27,9 +27,9 @@ from cohort.observe.monitors import build_monitors, drop_monitors
 from cohort.observe.report import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.describe import describe_algorithm
 from cohort.recipe.file import build_recipe, load_recipe
-from cohort.recipe.own import make_document, parse_own, resolve_own, resolve_recipe
-from cohort.recipe.words import describe_algorithm
+from cohort.recipe.user_functions import make_document, parse_own, resolve_own, resolve_recipe
 from cohort.training.credit import Credit, check_rows
 from cohort.training.objective import has_ratio, pushes_on_all_tokens, token_loss, weigh_tokens
 from conftest import library_loss_and_gradients, ragged_examples, rollout, tiny_policy

@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.words import describe_algorithm
+from cohort.recipe.describe import describe_algorithm
 from session_tools import Trap, differences, fork_server, rows_of, summary_of, tree
 
 SOURCE = '''

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import reference
-from cohort.algorithms.kl import k3
 from cohort.algorithms.named import NAMED
 from cohort.algorithms.regions import (
     LOG_RATIO_LIMIT,
@@ -21,6 +20,7 @@ from cohort.algorithms.regions import (
     compute_mismatch_weights,
     dpo,
     exp_limited,
+    k3,
     ratio,
     sum_over_rows,
 )

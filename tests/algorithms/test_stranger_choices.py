@@ -45,7 +45,7 @@ ASK = """
 import json, sys
 from cohort.errors import RecipeError
 from cohort.recipe.file import load_recipe
-from cohort.recipe.words import describe_algorithm
+from cohort.recipe.describe import describe_algorithm
 try:
     print(describe_algorithm(load_recipe(overrides=sys.argv[1:]).algorithm))
 except RecipeError as problem:

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from cohort.base.collector import freeze_objects
+from cohort.base.processes import freeze_objects
 
 
 class Ring:

@@ -7,8 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from cohort.base.table import make_table
-from cohort.base.text import shorten_text, write_duration, write_percent, write_rate
+from cohort.base.text import make_table, shorten_text, write_duration, write_percent, write_rate
 
 
 def test_text_is_shown_on_one_printable_line():
@@ -37,9 +36,8 @@ def test_durations_and_rates():
 def test_cells_of_a_table_are_text_and_numbers_stand_at_the_right():
     out = StringIO()
     rows = [("[red]a[/nope]\x1b[31m", "1.0", "x"), ("b", "100.0", "")]
-    Console(file=out, width=60).print(make_table(("set", "after", "[95 %]"), rows, title="on [b]"))
+    Console(file=out, width=60).print(make_table(("set", "after", "[95 %]"), rows))
     assert [line.rstrip() for line in out.getvalue().splitlines()] == [
-        "on [b]",
         r"set                    after  [95 %]",
         r"[red]a[/nope]\x1b[31m    1.0       x",
         r"b                      100.0",

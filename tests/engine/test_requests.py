@@ -11,7 +11,7 @@ from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError
-from cohort.recipe.engines import ENGINES, EngineEntry
+from cohort.recipe.values import ENGINES, EngineEntry
 from cohort.types import Completion, NoiseKey, Request
 
 ALL = pytest.mark.parametrize("kind", [LocalEngine, CachedEngine, HFEngine])

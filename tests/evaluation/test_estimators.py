@@ -183,7 +183,6 @@ def test_fewer_than_six_problems_have_no_interval_and_never_rise(n):
                             "verdict": "no clear change", "reason": words}  # fmt: skip
     one = estimate([0.25] * n, 100, 0)
     assert one.to_json() == {"value": 0.25, "low": None, "high": None, "reason": words}
-    assert PairedDifference.from_json({"difference": 0.2, "low": 0.1, "high": 0.3, "p_value": 0.5, "problems": n}).low is None
 
 
 def test_a_change_is_named_where_test_and_interval_agree():
@@ -237,5 +236,5 @@ def test_useful_share_matches_enumeration_and_the_documented_numbers():
     assert predict_useful_share(0.18, 2) == pytest.approx(0.295, abs=0.001)
     assert predict_useful_share(0.18, 8) == pytest.approx(0.796, abs=0.001)
     assert predict_useful_share(0.0, 8) == predict_useful_share(1.0, 8) == predict_useful_share(0.5, 1) == 0.0
-    with pytest.raises(ValueError, match="p must lie"):
+    with pytest.raises(ValueError, match="p must be in"):
         predict_useful_share(1.2, 8)

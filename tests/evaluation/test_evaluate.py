@@ -9,7 +9,6 @@ import pytest
 from cohort.evaluation.estimators import pass_at_k
 from cohort.evaluation.evaluate import (
     Evaluation,
-    ProblemVerdicts,
     compare,
     compare_set,
     evaluate,
@@ -230,14 +229,6 @@ def test_copies_of_a_problem_are_one_problem():
         assert estimate.low is None, what
     for change in compare(before, after)["s"].values():
         assert (change.problems, change.low, change.verdict) == (2, None, "no clear change")
-
-
-def test_row_numbers_of_early_files_still_pair_within_their_run():
-    old = [ProblemVerdicts.from_json({"index": [0, 5], "success": rows, "greedy": ""}) for rows in (["00", "01"], ["11", "01"])]
-    assert old[0].problems == ("row 0", "row 5")
-    assert compare_set(*old, 0, 100)["pass@1"].difference == 0.5
-    new = run({"s": ["7 7 7 7"]}).per_problem["s"]
-    assert compare_set(old[0], new, 0, 100) == {}
 
 
 def test_examples_show_the_first_problems_with_verdicts():

@@ -6,7 +6,7 @@ Signals to processes outside are ones that a process ignores unless it asks for 
 
 from __future__ import annotations
 
-from hostile.programs import HostileProgram, called, read_source
+from hostile.programs import WITH_PACKAGES, HostileProgram, called, read_source
 
 ESCAPES = [
     called("escape", "ptrace", "control over the host process"),
@@ -79,6 +79,10 @@ SECRETS = [
     called("secret", "folder_of_the_trainer", "the data, with its answers"),
     called("secret", "scratch_of_other_runs", "other programs' files"),
     called("secret", "memory_of_the_runner", "secrets that the runner inherited"),
+    called("secret", "project_above_the_packages", "tests, recipes and answers of a checkout or project", WITH_PACKAGES),
+    called("secret", "project_by_descriptors", "the same through folders that the jail holds open", WITH_PACKAGES),
+    called("secret", "project_by_import", "the same by making them modules or resources", WITH_PACKAGES),
+    called("secret", "packages_overwritten", "the import packages themselves, for the next run to load", WITH_PACKAGES),
     HostileProgram(
         "script_environment",
         "secret",

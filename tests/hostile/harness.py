@@ -98,7 +98,7 @@ class Report:
     name: str
     category: str
     way: str
-    """"calls", "checks" or "script"."""
+    """"calls", "checks", "script", "packages" or "worker"."""
     end: str
     detail: str = ""
     rewarded: bool = False
@@ -156,6 +156,8 @@ def all_hostile() -> dict[str, HostileProgram]:
 
 def ways(program: HostileProgram) -> tuple[str, ...]:
     """Forgeries meet trusted test code as well: its verdict is the one worth forging."""
+    if program.ways:
+        return program.ways
     if not program.calls:
         return ("script",)
     return ("calls", "checks") if program.category == "forgery" else ("calls",)
@@ -199,6 +201,7 @@ class Traps:
             "SECRET_NAME": self.variable,
             "SECRET_FD": str(self.secret_descriptor),
             "TRAINER": os.getcwd(),
+            "PROJECT": str(TESTS.parent),
             "PORT": str(self.port),
             "UDP_PORT": str(self.sockets["a UDP port"].getsockname()[1]),
             "ABSTRACT": self.marker,
@@ -604,13 +607,25 @@ def execute(sandbox: Any, limits: Any, program: HostileProgram, way: str, source
         result = sandbox.run_checks(source, checks, sorted({ask.function for ask in program.calls}), limits=limits)
         outcome = outcome_of(result, tuple(check.passed is True for check in result.checks))
         return dataclasses.replace(outcome, blamed_on_tests=any(check.passed is None for check in result.checks))
+    if way == "worker":
+        return take_over_worker(sandbox, limits, source)
     calls = [sandbox.Call(ask.function, ask.args, ask.kwargs) for ask in program.calls]
-    result = sandbox.run_calls(source, calls, limits)
+    result = sandbox.run_calls(source, calls, limits, packages=way == "packages")
     right = tuple(
         reply is not None and not reply.raised and type(reply.value) is type(ask.wanted) and reply.value == ask.wanted
         for reply, ask in zip(result.replies, program.calls, strict=True)
     )
     return outcome_of(result, right, "\n".join(shortened(reply) for reply in result.replies))
+
+
+def take_over_worker(sandbox: Any, limits: Any, source: str) -> Outcome:
+    """The program inside a jailed worker, as if a verifier had evaluated the text; all that it prints comes back as an error."""
+    printed = "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as printed:\n    solve(17)\n"
+    code = f"{source}\n{printed}raise RuntimeError(printed.getvalue())"
+    with contextlib.closing(sandbox.WorkerPool("builtins:exec", limits, size=1)) as pool:
+        answer = pool.ask(f"exec({code!r}, {{'__name__': 'program'}})")
+    ended = answer.problem if answer.problem != "exception" else "finished"
+    return Outcome(ended, "", answer.detail, ("", ""), (False,))
 
 
 def outcome_of(result: Any, right: tuple[bool, ...], replies: str = "") -> Outcome:
@@ -677,14 +692,30 @@ def identity(user: str) -> dict[str, Any]:
     return {}
 
 
+PROJECT_FILES = ("pyproject.toml", "answers.jsonl", "recipes/own.toml", "tests/test_answers.py", "runs/first/rollouts.jsonl")
+"""Files of a project beside the import packages, each with a reference answer in it."""
+
+
 @contextlib.contextmanager
-def stage() -> Iterator[Path]:
-    """A copy of the package and of these programs that everyone can read, and folders for the host to work in."""
+def stage(layout: str = "checkout") -> Iterator[Path]:
+    """A project that everyone can read, with these programs, and folders for the host to work in.
+
+    The import packages are in its src folder (layout "checkout") or in the .venv that a wheel was installed into ("wheel"). With
+    "exposed" the project's files are copied beside the installed packages, where programs may read them.
+    """
     folder = Path(tempfile.mkdtemp(prefix="cohort-hostile-"))
     try:
         ignored = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(SOURCE / "cohort_verify", folder / "src" / "cohort_verify", ignore=ignored)
+        packages = folder / (f".venv/lib/python3.{sys.version_info.minor}/site-packages" if layout != "checkout" else "src")
+        shutil.copytree(SOURCE / "cohort_verify", packages / "cohort_verify", ignore=ignored)
+        (packages / "cohort" / "recipe").mkdir(parents=True)
+        (packages / "cohort" / "__init__.py").write_text('"""Stands for the other import package."""\n')
         shutil.copytree(TESTS / "hostile", folder / "tests" / "hostile", ignore=ignored)
+        for file in (
+            place / name for place in (folder, *([packages] if layout == "exposed" else ())) for name in PROJECT_FILES
+        ):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(f'answer = "{SECRET_WORD}"\n')
         for path in (folder, *folder.rglob("*")):
             path.chmod(0o755 if path.is_dir() else 0o644)
         for part in ("work", "traps", "temporary", "home"):
@@ -699,9 +730,10 @@ def stage() -> Iterator[Path]:
 
 
 def environment_for(folder: Path, tier: str) -> dict[str, str]:
+    packages = next(folder.glob(".venv/lib/*/site-packages"), folder / "src")
     return {
         "PATH": os.environ.get("PATH", "/usr/bin:/bin"),
-        "PYTHONPATH": f"{folder / 'src'}:{folder / 'tests'}",
+        "PYTHONPATH": f"{packages}:{folder / 'tests'}",
         "PYTHONDONTWRITEBYTECODE": "1",
         "COHORT_JAIL": tier,
         "TMPDIR": str(folder / "temporary"),
@@ -710,12 +742,14 @@ def environment_for(folder: Path, tier: str) -> dict[str, str]:
     }
 
 
-def run_elsewhere(names: Sequence[str], *, tier: str, user: str, bounds: Bounds = USUAL, kind: str = "hostile") -> list[Report]:
-    """Reports on these programs, in order, from hosts of that user and tier."""
+def run_elsewhere(
+    names: Sequence[str], *, tier: str, user: str, bounds: Bounds = USUAL, kind: str = "hostile", layout: str = "checkout"
+) -> list[Report]:
+    """Reports on these programs, in order, from hosts of that user and tier; `layout`: see `stage`."""
     reports: list[Report] = []
     todo = list(names)
     while todo:
-        with stage() as folder:
+        with stage(layout) as folder:
             done, problem = one_host(todo, folder, tier, user, bounds, kind)
         reports += done
         finished = list(dict.fromkeys(report.name for report in done))

@@ -63,6 +63,9 @@ class HostileProgram:
     @QUEUE@        a System V message queue of the host, open to all, with the secret in it
     @MEMORY_MB@    the memory limit
     @FILES_MB@     the limit on files
+    @PROJECT@      the folder that holds the import packages, tests, recipes and reference answers: a checkout, or one with a .venv
+
+    With `ways`, the program runs where installed packages are readable, not where the standard library is all there is.
     """
 
     name: str
@@ -72,6 +75,7 @@ class HostileProgram:
     stdin: str = ""
     wanted_stdout: str = ""
     aims_at: str = ""
+    ways: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.category not in CATEGORIES:
@@ -96,6 +100,10 @@ def read_source(category: str, name: str) -> str:
     return text
 
 
-def called(category: str, name: str, aims_at: str) -> HostileProgram:
+def called(category: str, name: str, aims_at: str, ways: tuple[str, ...] = ()) -> HostileProgram:
     """A program that is asked for one value it cannot know."""
-    return HostileProgram(name, category, read_source(category, name), calls=SOLVE[:1], aims_at=aims_at)
+    return HostileProgram(name, category, read_source(category, name), calls=SOLVE[:1], aims_at=aims_at, ways=ways)
+
+
+WITH_PACKAGES = ("packages", "worker")
+"""A program that may import installed packages; and text that takes over a jailed worker, which sees our two packages as well."""

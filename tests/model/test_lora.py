@@ -28,9 +28,9 @@ from cohort.model.loading import load_adapted, load_pretrained
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.policy import Policy
 from cohort.recipe.file import load_recipe
-from cohort.recipe.materials import Materials
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
+from cohort.recipe.values import Materials
 from cohort.training import build, checkpoint, training_parts
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 from session_tools import FAST, bits, digit_share, prove_others, rows_of, summary_of, tiny, train_tiny, without_timing

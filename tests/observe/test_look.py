@@ -203,9 +203,9 @@ def test_look_shows_the_last_step_that_was_kept_or_the_one_that_is_named(run, ca
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ({"step": 3}, "--step 3: its completions are not kept: monitors.rollouts_every is 2. Kept: 2 steps from 2 to 4"),
-        ({"step": 9}, "--step 9: its completions are not kept: the run has kept 4 as its last step so far."),
-        ({"step": 0}, "--step 0: its completions are not kept: steps count from 1."),
+        ({"step": 3}, "--step 3: its completions are not saved: monitors.rollouts_every is 2. Saved: 2 steps from 2 to 4"),
+        ({"step": 9}, "--step 9: its completions are not saved: the last saved step is 4."),
+        ({"step": 0}, "--step 0: its completions are not saved: steps count from 1."),
         ({"group": 7}, "--group 7: step 4 has groups 0 to 0."),
         ({"step": 2, "group": -1}, "--group -1: step 2 has groups 0 to 1."),
     ],
@@ -232,16 +232,16 @@ def test_look_at_runs_that_were_cut_short(run, capsys):
     with pytest.raises(RunError, match=r"step-000002.parquet cannot be read"):
         look(capsys, run)
     shutil.rmtree(run.rollouts)
-    with pytest.raises(RunError, match=r"no completions are kept: no step is finished yet.$"):
+    with pytest.raises(RunError, match=r"no completions are saved: no step is finished yet.$"):
         look(capsys, run)
     run.recipe_file.write_text(run.recipe_file.read_text().replace("rollouts_every = 1", "rollouts_every = 0"))
-    with pytest.raises(RunError, match=r"no completions are kept: monitors.rollouts_every is 0.$"):
+    with pytest.raises(RunError, match=r"no completions are saved: monitors.rollouts_every is 0.$"):
         look(capsys, run)
 
 
 def test_none_wrong_is_said(tmp_path, run, capsys):
     run.write_rollouts(5, [rollout(0, 0, "a", 1.0), rollout(0, 1, "b", None)], [0.0, 0.0])
-    with pytest.raises(RunError, match=r"none of the 2 completions of step 5 was judged wrong, and 1 were not judged.$"):
+    with pytest.raises(RunError, match=r"none of the 2 completions of step 5 was wrong; 1 have no verdict.$"):
         look(capsys, run, wrong=True)
 
 

@@ -107,7 +107,9 @@ def make_run(folder, steps=200):
     )
     for evaluation, right in ((evaluations[0], 541), (evaluations[-1], 952)):
         rows = [("1" * (right // 100 + (i < right % 100))).ljust(10, "0") for i in range(100)]
-        evaluation["per_problem"] = {"held_out": {"index": list(range(100)), "success": rows, "greedy": ""}}
+        evaluation["per_problem"] = {
+            "held_out": {"problem": [f"problem {i}" for i in range(100)], "success": rows, "greedy": ""}
+        }
     write_lines(folder / "evaluations.jsonl", evaluations)
     write_lines(folder / "samples" / "before.jsonl", make_samples(True))
     write_lines(folder / "samples" / "after.jsonl", make_samples(False))
@@ -318,7 +320,7 @@ def test_a_difference_within_noise_is_called_that(tmp_path):
     evaluations = []
     for step, label, rows in ((0, "before", ["10", "01", "11", "00"]), (9, "after", ["11", "00", "11", "10"])):
         evaluations.append({"step": step, "label": label, "sets": {"held_out": make_numbers(0.5 + step / 90)}})
-        evaluations[-1]["per_problem"] = {"held_out": {"index": [0, 1, 2, 3], "success": rows, "greedy": ""}}
+        evaluations[-1]["per_problem"] = {"held_out": {"problem": ["a", "b", "c", "d"], "success": rows, "greedy": ""}}
     write_lines(tmp_path / "evaluations.jsonl", evaluations)
     text = Page(write_report(tmp_path).read_text()).text
     assert "no clear change, nothing that the evaluation can tell from noise" in text

@@ -38,7 +38,7 @@ def server(tmp_path_factory):
 @pytest.fixture(scope="module")
 def stubs(server):
     from cohort.recipe.file import load_recipe
-    from cohort.recipe.materials import Materials
+    from cohort.recipe.values import Materials
     from cohort.training import build
 
     recipe = load_recipe(write_recipe(server.folder / "plain.toml"))

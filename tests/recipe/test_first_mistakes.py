@@ -26,7 +26,6 @@ from cohort.model.scratch import build_scratch
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, list_leaf_fields, load_recipe
-from cohort.recipe.foreign import explain_missing
 from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
 from cohort.rewards.base import RewardPart, RewardRunner
 from cohort.session import Session
@@ -273,7 +272,7 @@ def world(tmp_path_factory):
 @pytest.mark.parametrize(
     ("word", "said"),
     [
-        ("evaluation.max_problems=4", "A setting is given with --set: --set evaluation.max_problems=4"),
+        ("evaluation.max_problems=4", "Give settings with --set: --set evaluation.max_problems=4"),
         ("runs/rnu", "runs/rnu: no such folder; did you mean 'run'? Name a run, a model folder or a hub id"),
         ("./model", "./model: no such folder"),
         ("runs", "runs is neither a run (it has no recipe.toml) nor a model"),
@@ -478,54 +477,6 @@ def test_a_reference_cannot_come_in_the_middle_of_a_run(tmp_path):
     file.write_text(file.read_text().replace("kl = false", "kl = true"))
     with pytest.raises(RunError, match=r"began without a reference.*monitors\.kl"):
         cohort.resume(folder)
-
-
-# -- what others have and this trainer refuses -------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
-        (["sampling.min_p=0.05", "min_p=0.05", "evaluation.min_p=0.1", "sampling.typical_p=0.9", "top_n_sigma=1"], "this would sample from another one, so that every ratio is off by what it leaves out or moves. Change sampling.temperature"),
-        (["sampling.top_p=0.9", "top_k=20", "sampling.top_k=20"], "top_"),
-        (
-            ["sampling.repetition_penalty=1.1", "frequency_penalty=1", "presence-penalty=1", "sampling.no_repeat_ngram_size=3"],
-            "Punish repetition where it is learned from",
-        ),
-        (["sampling.logit_bias={}", "min_new_tokens=3", "guided_decoding_regex=x"], "Say it in the prompt, or in a reward"),
-        (["num_beams=4", "sampling.best_of=2"], "A group is train.group_size samples"),
-        (
-            ["sequence_parallel_size=2", "train.ulysses=2", "context_parallel=2", "ulysses_degree=4", "tp_size=2",
-             "model.tensor_parallel_size=8", "device_map=auto"],
-            "not built: a layer and a sequence lie whole on one device",
-        ),
-        (["train.fsdp=true", "deepspeed=x.json", "num_gpus=8", "data_parallel_size=4"], "ranks are started, not written: `torchrun"),
-        (["prompts.image_column=x", "model.freeze_vision_tower=true", "limit_mm_per_prompt=1"], "not built: prompts and completions are text"),
-        (["model.load_in_4bit=true", "qlora=true", "model.quantization=bitsandbytes"], 'model.lora.base_dtype = "nf4"'),
-        (["load_in_8bit=true"], "8 bits are not built"),
-    ],
-    ids=lambda value: value[0].partition("=")[0] if isinstance(value, list) else "",
-)  # fmt: skip
-def test_words_of_other_tools_are_refused_with_the_reason(words, reason):
-    for word in words:
-        with pytest.raises(RecipeError) as refusal:
-            load_recipe(None, [word])
-        assert reason in str(refusal.value), word
-        assert word.partition("=")[0].rpartition(".")[2].partition(".")[0] in str(refusal.value)
-
-
-def test_reasons_are_for_unknown_words_alone():
-    """A misspelt word of ours is answered with ours, and no word of a recipe reads as another tool's."""
-    for path, _ in list_leaf_fields(Recipe):
-        assert not explain_missing(path.rpartition(".")[2]), path
-    for word, ours in {
-        "kl_penalty": "unknown",
-        "temprature": "temperature",
-        "max_completion_token": "max_completion_tokens",
-    }.items():
-        assert not explain_missing(word)
-        with pytest.raises(RecipeError, match=ours):
-            load_recipe(None, [f"sampling.{word}=1"])
 
 
 def test_messages_with_images_are_refused_by_name_and_lists_of_texts_are_joined():

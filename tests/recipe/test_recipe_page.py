@@ -4,7 +4,7 @@ import tomllib
 
 import pytest
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import PREFERRED, build_recipe, list_leaf_fields
 from cohort.recipe.schema import PromptsConfig, Recipe, RewardConfig

@@ -6,14 +6,13 @@ import pytest
 
 from cohort.base.importing import load_function
 from cohort.data.rows import load_rows, render
-from cohort.recipe.built_in import DEMO, HERE, built_in, find_recipe
-from cohort.recipe.file import dump_recipe, load_recipe
+from cohort.recipe.file import BUILT_IN_FOLDER, DEMO, dump_recipe, find_recipe, list_built_in, load_recipe
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import PromptsConfig
 from cohort.rewards import built_in as built_in_reward
 from cohort.rewards.gym.rows import gym_verifier
 
-NAMES = sorted(path.parent.name for path in HERE.glob("*/recipe.toml"))
+NAMES = sorted(path.parent.name for path in BUILT_IN_FOLDER.glob("*/recipe.toml"))
 
 GSM8K_ROW = {
     "question": "Ann has 3 boxes of 12 pens and gives 5 away. How many are left?",
@@ -22,9 +21,9 @@ GSM8K_ROW = {
 
 
 def test_the_list_is_complete():
-    assert sorted(built_in()) == NAMES
+    assert sorted(list_built_in()) == NAMES
     assert {DEMO, "gsm8k_qwen", "gym_chain_sum"} <= set(NAMES)
-    assert all(line and line.endswith(".") for line in built_in().values())
+    assert all(line and line.endswith(".") for line in list_built_in().values())
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -37,7 +36,7 @@ def test_it_loads_warns_of_nothing_and_survives_being_written_out(name, tmp_path
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_has_a_readme_that_names_its_command(name):
-    assert f"cohort train {name}" in (HERE / name / "README.md").read_text(encoding="utf-8")
+    assert f"cohort train {name}" in (BUILT_IN_FOLDER / name / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("name", NAMES)

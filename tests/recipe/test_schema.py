@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.errors import RecipeError
-from cohort.recipe.built_in import find_recipe_path
-from cohort.recipe.file import build_recipe, dump_recipe, list_leaf_fields, load_recipe, walk
-from cohort.recipe.foreign import list_translated
+from cohort.recipe.file import build_recipe, dump_recipe, find_recipe_path, list_built_in, list_leaf_fields, load_recipe, walk
 from cohort.recipe.rules import list_warnings
-from cohort.recipe.schema import Recipe
+from cohort.recipe.schema import VERSION, Recipe
+from cohort.recipe.trl_names import TRL_NAMES
 
 
 def message(*overrides: str, toml: str | None = None, folder: Path | None = None, values=None) -> str:
@@ -59,10 +59,10 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         # what cannot learn
         ("group_size=1", ["train.group_size", "at least 2"]),
         ("temperature=0", ["sampling.temperature", "0.6 to 1.0"]),
-        ("sampling.top_p=0.9", ["'top_p' in [sampling]", "another one", "evaluation.top_p"]),
-        ("sampling.top_k=50", ["'top_k' in [sampling]", "another one", "evaluation.top_k"]),
-        ("top_p=0.9", ["top_p", "another one", "evaluation.top_p"]),
-        ("top_k=50", ["top_k", "another one", "evaluation.top_k"]),
+        ("sampling.top_p=0.9", ["'top_p' in [sampling]", "full distribution", "evaluation.top_p"]),
+        ("sampling.top_k=50", ["'top_k' in [sampling]", "full distribution", "evaluation.top_k"]),
+        ("top_p=0.9", ["top_p", "full distribution", "evaluation.top_p"]),
+        ("top_k=50", ["top_k", "full distribution", "evaluation.top_k"]),
         ("algorithm=dr_grp", ["algorithm", "'dr_grp'", "did you mean 'dr_grpo'", "known: cispo, dapo, dpo,"]),
         # rewards
         ('rewards=[{function="a",outcome=true},{function="b",outcome=true}]', ["rewards", "outcome", "more than one"]),
@@ -73,11 +73,10 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ("eval.samples=3", ["'eval'", "did you mean 'evaluation'"]),
         ("algorithm=gpro", ["'gpro'", "did you mean 'grpo'"]),
         ("temperature=-1", ["sampling.temperature", "greater than or equal to 0"]),
-        # words of other tools, in a section that has one of its own
-        ("cold_start.lr=1e-3", ["'lr' in [cold_start]", "called cold_start.learning_rate"]),
+        # TRL's names, in a section that has its own key
         ("cold_start.max_steps=30", ["called cold_start.num_steps"]),
-        ("evaluation.max_tokens=5", ["called evaluation.max_completion_tokens"]),
-        ("train.lr=1e-3", ["called optimizer.learning_rate"]),
+        ("evaluation.max_completion_length=5", ["called evaluation.max_completion_tokens"]),
+        ("train.adam_beta1=0.9", ["called optimizer.beta1"]),
         ("rewards=math_answer", ["rewards", "[[rewards]]", 'rewards=[{function="math_answer"}]']),
         ('rewards=["math_answer"]', ["rewards.0", '{ function = "math_answer" }']),
         ("rewards.weight=2", ["rewards.weight", "rewards.0.weight=2"]),
@@ -87,7 +86,6 @@ def message(*overrides: str, toml: str | None = None, folder: Path | None = None
         ("epsilon=0.2", ["epsilon", "algorithm.clip_low", "optimizer.epsilon"]),
         ("batch_size=32", ["batch_size", "train.prompts_per_step", "cold_start.batch_size"]),
         ("kl=0", ["kl", "algorithm.kl_coef", "monitors.kl"]),
-        ("algorithm.clip_range=0.1", ["called algorithm.clip_low and algorithm.clip_high"]),
         ("clip=0.1", ["clip", "algorithm.clip_low", "algorithm.clip_high", "critic.clip"]),
         ("epochs=4", ["epochs", "train.passes_per_step", "train.num_steps", "reward_model.epochs"]),
         ("loss=dapo", ["loss", "algorithm.name", "reward_model.loss"]),
@@ -113,23 +111,24 @@ def test_a_part_that_the_overlong_penalty_would_overwrite_is_refused_where_parts
         build_recipe({"rewards": rewards, "algorithm": {"name": "gdpo", "overlong_share": 0.2}})
 
 
-@pytest.mark.parametrize("word", sorted(list_translated()))
-def test_words_of_other_tools_are_answered_with_ours(word, tmp_path):
-    """On the command line, from Python, and inside a section of a file; and the word we name exists."""
-    ours = list_translated()[word]
+@pytest.mark.parametrize("word", sorted(TRL_NAMES))
+def test_names_of_trl_are_answered_with_the_key_here(word, tmp_path):
+    """On the command line, from Python, and inside a section of a file; and the key that is named exists."""
+    ours = TRL_NAMES[word]
     assert f"here it is called {ours}" in message(f"{word}=1")
     assert f"here it is called {ours}" in message(values={word: 1})
     assert f"here it is called {ours}" in message(toml=f"[train]\n{word} = 1\n", folder=tmp_path)
-    for path in ours.split(" and "):
-        assert walk([int(part) if part == "N" else part for part in path.replace(".N.", ".0.").split(".")])[0] is not None
+    assert walk([int(part) if part == "N" else part for part in ours.replace(".N.", ".0.").split(".")])[0] is not None
 
 
-def test_the_most_common_words_of_trl():
-    for word, ours in {
-        "num_generations": "train.group_size", "beta": "algorithm.kl_coef", "lr": "optimizer.learning_rate",
-        "max_completion_length": "sampling.max_completion_tokens", "num_iterations": "train.passes_per_step",
-    }.items():  # fmt: skip
-        assert ours in message(f"{word}=1")
+def test_a_recipe_of_another_version_is_refused_in_one_sentence(tmp_path):
+    for version in (0, VERSION - 1, VERSION + 1):
+        said = message(toml=f"version = {version}\n", folder=tmp_path)
+        assert said.startswith(f"version: this cohort reads recipes of version {VERSION} only")
+    assert "version: true is no number" in message("version=true")
+    assert dump_recipe(Recipe()).startswith(f"version = {VERSION}\n")
+    for name in list_built_in():
+        assert tomllib.loads(find_recipe_path(name).read_text(encoding="utf-8"))["version"] == VERSION, name
 
 
 def test_files_that_cannot_be_read_are_named(tmp_path):

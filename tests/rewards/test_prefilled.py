@@ -7,7 +7,7 @@ import pytest
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.file import load_recipe
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.rewards import think_format
 from cohort.rewards.base import RewardRunner
 from cohort.training import build

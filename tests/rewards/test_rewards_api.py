@@ -93,7 +93,7 @@ def test_every_form_of_rewards(started):
 
 
 def test_built_in_recipes_go_by_name_as_on_the_command_line(started, tmp_path, monkeypatch):
-    from cohort.recipe.built_in import find_recipe
+    from cohort.recipe.file import find_recipe
 
     cohort.train(recipe="column_addition", seed=5)
     assert started[-1][0] == find_recipe("column_addition", ["seed=5"])

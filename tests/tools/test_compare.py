@@ -17,13 +17,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.cli import app
 from cohort.errors import CohortError, PromptError, RecipeError, RunError
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.materials import Materials
-from cohort.recipe.words import find_differing, list_cells, list_used, print_algorithms, read_preset
+from cohort.recipe.describe import find_differing, list_cells, list_used, print_algorithms, read_preset
+from cohort.recipe.values import Materials
 from cohort.tools.compare import parse_seeds, run_compare
 from cohort.tools.compare.contenders import find_contenders
 from cohort.tools.compare.output import average_curves, print_comparison, render_comparison, write_amount, write_p
@@ -97,7 +97,7 @@ def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_note
     field = find_contenders([str(first), f"deep={other}", str(alike)], "")
     assert [contender.label for contender in field.contenders] == ["one", "deep", "three"]
     assert [contender.shares_start for contender in field.contenders] == [True, False, True]
-    assert field.contenders[1].note == "starts from a model of its own (other [model])"
+    assert field.contenders[1].note == "has its own starting model (other [model])"
     assert field.contenders[2].recipe.optimizer.learning_rate == 5e-4
 
 
@@ -105,18 +105,21 @@ def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_note
     ("words", "said"),
     [
         (["grop"], "did you mean 'grpo'"),
-        (["grpo", "grpo"], "two contenders are called 'grpo' (grpo and grpo); give one a label of its own, e.g. second=grpo"),
+        (["grpo", "grpo"], "two contenders are called 'grpo' (grpo and grpo); give one another label, e.g. second=grpo"),
         (["grpo", "seed=3"], "seed: a comparison sets it itself; give the seeds with --seeds"),
         (["grpo", "algorithm=dapo"], "the contenders name the algorithms"),
         (["grpo", "name=x"], "LABEL=CONTENDER"),
-        (["grpo:num_steps=5"], "'num_steps' is not a choice of [algorithm]. Words for all contenders stand alone: num_steps=5"),
+        (
+            ["grpo:num_steps=5"],
+            "'num_steps' is not a key of [algorithm]. For all contenders, write it as an argument: num_steps=5",
+        ),
         (["grpo:kl_coeff=0"], "did you mean 'kl_coef'"),
-        (["grpo:kl_coef"], "write choices as key=value,key=value"),
+        (["grpo:kl_coef"], "write key=value,key=value after the colon"),
         (["dapo:data=demonstrations"], "contender dapo:data=demonstrations: algorithm: advantage 'group_normalized' compares"),
         (["grpo", "num_stepz=5"], "did you mean 'num_steps'"),
         (["grpo", "max_steps=5"], "train.num_steps"),
         (["grpo", "num_steps=0"], "0 trains no contender"),
-        (["start=grpo"], "kept for the shared cold start"),
+        (["start=grpo"], "reserved for the shared cold start"),
         (["num_steps=5"], "name at least one contender"),
         (["a/b=grpo"], "it names folders"),
     ],

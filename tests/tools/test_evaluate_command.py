@@ -26,7 +26,7 @@ from cohort.tools.evaluate import (
     print_table,
     refuse_busy_servers,
     refuse_unwritable,
-    select_model_words,
+    select_model_overrides,
 )
 from session_tools import fork_server, rows_of, summary_of, tree, write_recipe
 
@@ -104,7 +104,7 @@ def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(wor
     assert set(stored[0]) != set(stored[1])
 
     printed, document = evaluated(server, run, other)
-    assert f"all targets are evaluated on the problems of {run}, with its rewards, evaluation settings and seed" in printed
+    assert f"all targets are evaluated on the problems of {run}, with its rewards, settings and seed" in printed
     verdicts = [document[str(folder)]["per_problem"]["held_out"] for folder in (run, other)]
     assert verdicts[0]["problem"] == verdicts[1]["problem"] == stored[0]
     assert all(len(row) == 8 for row in verdicts[1]["success"])  # the first one's samples too
@@ -206,7 +206,7 @@ def test_only_overrides_of_the_model_reach_another_run():
         "evaluation={samples=2}",
         "model={dtype='auto'}",
     ]
-    assert select_model_words(words) == [words[0], words[1], words[5]]
+    assert select_model_overrides(words) == [words[0], words[1], words[5]]
 
 
 def result_of(label: str, keys: list[str], success: list[str]) -> TargetResult:
@@ -229,7 +229,7 @@ def test_paired_lines_do_not_wrap_and_nothing_in_common_is_said():
     )
     assert two.startswith("held_out pass@2: runs/another-long-name against runs/a-rather-long-name +0.0 points (")
     (line,) = printed(result_of("runs/another-long-name", ["x", "y"], ["11", "11"]))
-    assert "no problem with a verdict on both sides" in line
+    assert "no problem has a verdict on both sides" in line
     assert "p = " not in line
 
 

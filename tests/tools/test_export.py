@@ -21,7 +21,7 @@ from cohort import loop, session
 from cohort.cli import app
 from cohort.errors import Interrupted, ModelError, RunError
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.tools.export import run_export
 from cohort.training.run_weights import Target, export_weights
 from session_tools import bits, digit_share, summary_of, tiny
@@ -149,7 +149,7 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
     assert "checkpoint step-1, its newest, as it has no model/ yet" in line
     assert bits(merged / "model.safetensors") == bits(folder / "second/model/model.safetensors")
     adapter, line = exported(folder / "second", tmp_path / "adapter", adapter=True)
-    assert line.endswith(f"the adapter alone, written to {adapter}")
+    assert line.endswith(f"only the adapter, written to {adapter}")
     assert not (adapter / "model.safetensors").exists()
     assert json.loads((adapter / "adapter_config.json").read_text())["base_model_name_or_path"] == str(folder / "second/base")
     ids = torch.arange(3, 9)[None]
@@ -169,8 +169,8 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
     ("words", "said"),
     [
         (["{run}"], "name the folder to write"),
-        (["{run}", "{run}"], "exists, and nothing is overwritten"),
-        (["{run}", "."], "is the folder you are in"),
+        (["{run}", "{run}"], "exists and is not overwritten"),
+        (["{run}", "."], "is the current folder"),
         (
             ["{run}", "{out}", "--checkpoint", "99"],
             r"has no checkpoint 'step-99'; it has: step-0, step-1, step-2, step-2\.\d, step-3\.",
@@ -290,14 +290,14 @@ def test_a_run_is_pushed_to_a_private_repository(world, hub):
     hub.asked.clear()
     hub.private = False
     code, said = push(folder)
-    assert (code, "it exists and is public. Say --public" in said) == (1, True)
+    assert (code, "the repository exists and is public. Add --public" in said) == (1, True)
     assert not any("/commit/" in path for path, _, _ in hub.asked)
     assert push(folder, "--public")[0] == 0
 
 
 def test_what_the_hub_refuses_is_said_without_the_token(world, hub, monkeypatch):
     folder, _ = world
-    for place, words in {"/commit/": "not uploaded", "create": "the repository cannot be made"}.items():
+    for place, words in {"/commit/": "not uploaded", "create": "the repository cannot be created"}.items():
         hub.refuses = place
         code, said = push(folder)
         assert code == 1
@@ -307,5 +307,5 @@ def test_what_the_hub_refuses_is_said_without_the_token(world, hub, monkeypatch)
     assert "HF_HUB_OFFLINE says that this machine is offline" in push(folder)[1]
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
-    assert "no token of the hub is here. Log in with `hf auth login`" in push(folder)[1]
+    assert "no hub token found. Log in with `hf auth login`" in push(folder)[1]
     assert summary_of(folder / "first")["status"] == "finished"

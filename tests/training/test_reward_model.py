@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from cohort.errors import CheckpointError, Interrupted, InvariantError, ModelError, RewardError, RunError
 from cohort.model.optim import Optimizer
 from cohort.model.policy import Policy
-from cohort.recipe.reward_model import RewardModelConfig
+from cohort.recipe.sections import RewardModelConfig
 from cohort.rewards.contract import Scored
 from cohort.training.learned_scorer import LearnedScorer
 from cohort.training.reward_data import Labelled, Replay, is_held_back, label, list_groups, list_pairs

@@ -227,7 +227,7 @@ def test_dpo_without_pairs_says_how_to_get_some(tmp_path):
 
 
 def test_chat_pairs_continue_the_prompt(tmp_path):
-    from cohort.data.written import read_preference
+    from cohort.data.prompts import read_preference
 
     prompt = Prompt(3, [{"role": "user", "content": "1+1="}], {"chosen": [{"role": "assistant", "content": "2"}]}, (1,))
     assert read_preference(prompt, "chosen") == "2"

@@ -13,7 +13,7 @@ import pytest
 from hostile.controls import CONTROLS, NOTHING
 from hostile.harness import SHORT, TIERS, USERS, Bounds, Report, all_hostile, run_elsewhere, why_not
 from hostile.honest import HONEST
-from hostile.programs import BEGINS_WITH, CATEGORIES, SOURCES
+from hostile.programs import BEGINS_WITH, CATEGORIES, SOURCES, WITH_PACKAGES
 from hostile.programs_a import HOSTILE
 from hostile.programs_b import ASKED, NOT_PYTHON, SCRIPTS
 
@@ -94,7 +94,7 @@ def test_every_word_of_the_sources_is_filled_in() -> None:
     """A misspelt @WORD@ would make an attack miss, and the jail look better than it is."""
     known = {
         "CANARY", "SECRET_FILE", "HOME", "SECRET_NAME", "SECRET_FD", "TRAINER", "PORT", "UDP_PORT", "ABSTRACT",
-        "ABSTRACT_DATAGRAM", "UNIX_PATH", "HOST_PID", "MARKER", "KEY", "QUEUE", "MEMORY_MB", "FILES_MB",
+        "ABSTRACT_DATAGRAM", "UNIX_PATH", "HOST_PID", "MARKER", "KEY", "QUEUE", "MEMORY_MB", "FILES_MB", "PROJECT",
     }  # fmt: skip
     for program in all_hostile().values():
         words = {word for word in program.source.split("@")[1::2] if word.isupper()}
@@ -128,6 +128,42 @@ def test_a_sample_of_hostile_programs(tier: str) -> None:
     assert ends["blocked_signals"] in ("cpu", "wall")
     assert ends["stdout_flood"] in ("output", "wall")
     assert ends["exit_in_call"] == "finished"  # SystemExit is an exception of that call
+
+
+def run_around_packages(tier: str, user: str, layout: str) -> list[Report]:
+    """The programs that reach for files around the import packages, in each way in which the jail shows the packages."""
+    names = [name for name, program in all_hostile().items() if program.ways == WITH_PACKAGES]
+    reports = run_elsewhere(names, tier=tier, user=user, bounds=Bounds(cpu_s=3.0, wall_s=10.0), layout=layout)
+    assert [(report.name, report.way) for report in reports] == [(name, way) for name in names for way in WITH_PACKAGES]
+    assert {report.end for report in reports} == {"finished"}
+    return reports
+
+
+@pytest.mark.parametrize("layout", ["checkout", "wheel"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_nothing_around_the_import_packages_can_be_read(tier: str, layout: str) -> None:
+    """No tests, recipes or reference answers of a checkout, or of a project with the wheel in its .venv."""
+    if problem := here(tier, current_user()):
+        pytest.skip(problem)
+    assert failures(run_around_packages(tier, current_user(), layout)) == []
+
+
+def test_the_programs_find_what_is_readable() -> None:
+    """The control: the same files beside the installed packages, where the jail lets programs read."""
+    if problem := here("landlock", current_user()):
+        pytest.skip(problem)
+    found = {report.name for report in run_around_packages("landlock", current_user(), "exposed") if report.effects}
+    assert {"project_above_the_packages", "project_by_import"} <= found
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("user", USERS)
+@pytest.mark.parametrize("layout", ["checkout", "wheel"])
+@pytest.mark.parametrize("tier", TIERS)
+def test_nothing_around_the_import_packages_can_be_read_by_any_user(tier: str, layout: str, user: str) -> None:
+    if problem := here(tier, user):
+        pytest.skip(problem)
+    assert failures(run_around_packages(tier, user, layout)) == []
 
 
 @pytest.mark.prove

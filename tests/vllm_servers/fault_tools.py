@@ -16,8 +16,8 @@ import torch
 
 from cohort.engine.vllm.engine import VllmEngine
 from cohort.model.policy import Policy
-from cohort.recipe.built_in import find_recipe
-from cohort.recipe.materials import Materials
+from cohort.recipe.file import find_recipe
+from cohort.recipe.values import Materials
 from cohort.training import build
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 

@@ -22,7 +22,7 @@ from cohort.engine.vllm.generation import write_request
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
-from cohort.recipe.vllm import VllmConfig
+from cohort.recipe.sections import VllmConfig
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 
 ROOT = Path(__file__).parents[2]

@@ -20,7 +20,7 @@ from cohort.engine.vllm import generation
 from cohort.engine.vllm import servers as servers_module
 from cohort.engine.vllm.checks import PROBE_TOKENS
 from cohort.errors import EngineError, Interrupted
-from cohort.recipe.vllm import VllmConfig
+from cohort.recipe.sections import VllmConfig
 
 
 @pytest.fixture(autouse=True)

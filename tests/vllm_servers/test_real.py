@@ -21,7 +21,7 @@ from cohort.model import lora
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
 from cohort.recipe.schema import LoraConfig
-from cohort.recipe.vllm import VllmConfig
+from cohort.recipe.sections import VllmConfig
 from cohort.types import Prompt, Sampling
 
 pytestmark = pytest.mark.vllm

@@ -10,7 +10,7 @@ from stub import GENERATE, run_stubs
 from cohort.errors import EngineError
 from cohort.observe.metrics import find_metric
 from cohort.recipe.file import load_recipe
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 from cohort.session import resume, start
 from cohort.tools.evaluate import run_evaluation
 from cohort.training import build

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cohort.algorithms.registry import SAMPLED, advantage
-from cohort.base.lazy import LazyModule
+from cohort.base.importing import LazyModule
 
 if TYPE_CHECKING:
     import torch

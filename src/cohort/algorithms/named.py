@@ -1,36 +1,82 @@
-"""The built-in choices by kind and name, and where a name is looked up. Imports no torch.
+"""Everything that a recipe can name in [algorithm]: the aggregations, the table of all built-in choices, and the presets. No torch.
 
-A decorated function of the modules below is in the table; nothing else lists it.
+An aggregation is given the trained tokens of each completion and returns the weight of one token of each, over the whole optimizer
+batch. The weights are fixed before any backward, so the size of a micro-batch cannot change the gradient. A length of 0 is a completion
+whose tokens are all masked: it is in neither the numerator nor the denominator.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from types import ModuleType
-from typing import Any
+from typing import Any, get_args
 
-from cohort.algorithms import advantages, aggregation, kl, regions
-from cohort.algorithms.registry import Choice, Kind, Word, assume_choice, find_choice
+from cohort.algorithms import advantages, regions
+from cohort.algorithms.registry import Choice, Kind, Word, aggregation, assume_choice, find_choice
 
-HOMES: dict[Kind, ModuleType] = {"advantage": advantages, "region": regions, "aggregation": aggregation, "kl": kl}
+# -- aggregations ------------------------------------------------------------------------------------------------------
+
+
+@aggregation()
+def sequence_mean(lengths_N: Sequence[int]) -> list[float]:
+    """GRPO: 1 / (N |o_i|). Every completion weighs the same, so long wrong answers are punished less per token."""
+    count = sum(length > 0 for length in lengths_N)
+    return [1.0 / (count * length) if length else 0.0 for length in lengths_N]
+
+
+@aggregation()
+def token_mean(lengths_N: Sequence[int]) -> list[float]:
+    """DAPO: 1 / sum |o_i|. Every token weighs the same."""
+    total = sum(lengths_N)
+    return [1.0 / total if length else 0.0 for length in lengths_N]
+
+
+@aggregation()
+def constant(lengths_N: Sequence[int], max_completion_tokens: int) -> list[float]:
+    """Dr. GRPO: 1 / (N max_completion_tokens). No length appears, so none is favoured."""
+    count = sum(length > 0 for length in lengths_N)
+    return [1.0 / (count * max_completion_tokens) if length else 0.0 for length in lengths_N]
+
+
+@aggregation()
+def sequence_sum(lengths_N: Sequence[int]) -> list[float]:
+    """RLOO, REINFORCE: 1 / N. The log-probability of a completion is the sum over its tokens, so long ones push harder."""
+    count = sum(length > 0 for length in lengths_N)
+    return [1.0 / count if length else 0.0 for length in lengths_N]
+
+
+@aggregation()
+def prompt_mean(lengths_N: Sequence[int], groups_N: Sequence[int]) -> list[float]:
+    """DAPO as printed: the token mean inside each group, then the mean over groups. For DPO a group is a pair."""
+    tokens: Counter[int] = Counter()
+    for length, group in zip(lengths_N, groups_N, strict=True):
+        tokens[group] += length
+    groups = sum(total > 0 for total in tokens.values())
+    return [1.0 / (groups * tokens[group]) if length else 0.0 for length, group in zip(lengths_N, groups_N, strict=True)]
+
+
+# -- where a name is looked up ------------------------------------------------------------------------------------------
+
 FIELDS: dict[Kind, str] = {"advantage": "advantage", "region": "region", "aggregation": "aggregation", "kl": "kl_estimator"}
 """The word of [algorithm] that holds the name of a choice."""
 Own = Mapping[Kind, Choice]
-"""A user's functions by kind, once they are resolved (recipe/own.py)."""
+"""A user's functions by kind, once they are resolved (recipe/user_functions.py)."""
 OWN_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """package.module:function"""
 OWN_KINDS: tuple[Kind, ...] = ("advantage", "region", "aggregation")
 """Choices that may be a user's function."""
 
 
-def collect_choices(kind: Kind) -> dict[str, Choice]:
-    found = [choice for value in vars(HOMES[kind]).values() if callable(value) and (choice := find_choice(value))]
-    return {choice.name: choice for choice in found if choice.kind == kind}
+def collect_choices() -> dict[Kind, dict[str, Choice]]:
+    """The decorated functions of this file, advantages.py and regions.py by kind and name."""
+    values = [value for module in (vars(advantages), vars(regions), globals()) for value in module.values() if callable(value)]
+    found = [choice for value in values if (choice := find_choice(value))]
+    return {kind: {choice.name: choice for choice in found if choice.kind == kind} for kind in get_args(Kind)}
 
 
-NAMED: dict[Kind, dict[str, Choice]] = {kind: collect_choices(kind) for kind in HOMES}
+NAMED = collect_choices()
 
 
 def list_declared_words() -> list[Word]:
@@ -96,3 +142,59 @@ class Chosen:
     @property
     def data(self) -> str:
         return str(self.words["data"])
+
+
+# -- presets -----------------------------------------------------------------------------------------------------------
+
+
+def make_preset(advantage: str, region: str, aggregation: str, *, kl_coef: float = 0.0, **others: Any) -> dict[str, Any]:
+    """The choices of a named algorithm. Without another word there is no KL, and a clip is PPO's, 0.2 to both sides."""
+    clip = {"clip_low": 0.2, "clip_high": 0.2} if region == "clip" else {}
+    return {"advantage": advantage, "region": region, **clip, "kl_coef": kl_coef, "aggregation": aggregation, **others}
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    # DeepSeekMath, arXiv 2402.03300, eq. 3 and section 4.2.
+    "grpo": make_preset("group_normalized", "clip", "sequence_mean", kl_coef=0.04),
+    # DeepSeekMath section 4.1.3: the same with a reward per step; a token is credited with its own step and all later ones.
+    "grpo_process": make_preset("process", "clip", "sequence_mean", kl_coef=0.04),
+    # "Understanding R1-Zero-like training", arXiv 2503.20783: no length bias, no difficulty bias.
+    "dr_grpo": make_preset("group_centered", "clip", "constant"),
+    # DAPO, arXiv 2503.14476: clip-higher, token-level loss, dynamic sampling, soft overlong penalty (4096 of 20480 tokens).
+    "dapo": make_preset("group_normalized", "clip", "token_mean", clip_high=0.28, refill_rounds=3, overlong_share=0.2),
+    # REINFORCE++, arXiv 2501.03262: no group baseline at all; KL as a cost per token.
+    "reinforce++": make_preset(
+        "global_normalized", "clip", "token_mean", kl_coef=0.01, kl_estimator="k1", kl_in="token_reward"
+    ),
+    # The same paper's variant for reasoning: group mean as baseline, then whitened over the batch.
+    "reinforce++_baseline": make_preset("batch_whitened", "clip", "token_mean", kl_coef=0.01, kl_estimator="k2"),
+    # RLOO, arXiv 2402.14740: REINFORCE with the mean of the others as baseline; the completion is one action.
+    "rloo": make_preset("leave_one_out", "none", "sequence_sum", kl_coef=0.01, kl_estimator="k1", kl_in="completion_reward"),
+    # GSPO, arXiv 2507.18071: one ratio per completion, the geometric mean of its tokens'.
+    "gspo": make_preset("group_normalized", "sequence", "sequence_mean", clip_low=3e-4, clip_high=4e-4),
+    # CISPO, MiniMax-M1, arXiv 2506.13585: the weight is capped and no token is dropped.
+    "cispo": make_preset("group_normalized", "cispo", "token_mean", ratio_cap=5.0),
+    # SAPO, arXiv 2511.20347: no clip; the push fades as the ratio leaves 1, a little sooner where it pushes down.
+    "sapo": make_preset("group_normalized", "soft", "sequence_mean", soft_up=1.0, soft_down=1.05),
+    # DPPO, arXiv 2602.04879: the probability of a token is held, not its ratio; measured from the engine that sampled.
+    "dppo": make_preset("group_centered", "divergence", "constant", divergence_limit=0.15),
+    # MaxRL, arXiv 2602.02710: success against the group's mean success, so that hard prompts weigh most.
+    "maxrl": make_preset("relative_to_mean", "clip", "token_mean"),
+    # GDPO, arXiv 2601.05242: every reward part is normalised by itself before they are added.
+    "gdpo": make_preset("parts_normalized", "clip", "sequence_mean"),
+    # Lite PPO, "Tricks or Traps", arXiv 2508.08221: group mean, std of the batch, token-level loss; no critic.
+    "lite_ppo": make_preset("batch_std", "clip", "token_mean"),
+    # PPO, arXiv 1707.06347, as used for language models: a critic per token, KL as a cost per token.
+    "ppo": make_preset(
+        "gae", "clip", "token_mean", gamma=1.0, gae_lambda=0.95, kl_coef=0.01, kl_estimator="k1", kl_in="token_reward"
+    ),
+    # Rejection sampling fine-tuning on completions of the policy as it is now (DeepSeekMath section 5).
+    "online_rft": make_preset("binary", "none", "token_mean"),
+    # The same on completions of the policy the run started from.
+    "rft": make_preset("binary", "none", "token_mean", data="start"),
+    # On-policy distillation, arXiv 2306.13649 with the reverse KL of each sampled token as its reward: needs [teacher].
+    "opd": make_preset("none", "none", "token_mean"),
+    "sft": make_preset("uniform", "none", "token_mean", data="demonstrations"),
+    # DPO, arXiv 2305.18290: kl_coef is its beta; data = "start" or "policy" builds pairs from rollouts.
+    "dpo": make_preset("best_and_worst", "dpo", "prompt_mean", data="pairs", kl_coef=0.1),
+}

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cohort.algorithms.registry import Word, region
-from cohort.base.lazy import LazyModule
+from cohort.algorithms.registry import Word, kl, region
+from cohort.base.importing import LazyModule
 
 if TYPE_CHECKING:
     import torch
@@ -221,3 +221,32 @@ def compute_mismatch_weights(
         return weights_M.clamp(max=cap)
     inside_M = (weights_M >= 1.0 / cap) & (weights_M <= cap)
     return torch.where(inside_M, weights_M, 0.0)
+
+
+# -- the KL to the reference -------------------------------------------------------------------------------------------
+
+
+@kl(gradient="none", fits_reward=True)
+def k1(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
+    """log policy - log ref: unbiased, and negative as often as not."""
+    return policy_logprobs_M - ref_logprobs_M
+
+
+@kl(gradient="kl")
+def k2(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
+    """(log policy - log ref)^2 / 2: never negative, biased as a value, right as a gradient."""
+    return 0.5 * (policy_logprobs_M - ref_logprobs_M).square()
+
+
+@kl(gradient="reverse")
+def k3(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
+    """exp(d) - d - 1 with d = log ref - log policy: never negative, unbiased, low variance. GRPO's choice."""
+    # Only the side that explodes is clamped: far below 0 the policy has left the reference, and the pull back must stay.
+    difference_M = (ref_logprobs_M - policy_logprobs_M).clamp(max=LOG_RATIO_LIMIT)
+    # expm1 keeps full precision where it matters most, near d = 0.
+    return torch.expm1(difference_M) - difference_M
+
+
+def corrected(kl_M: Tensor, ratio_M: Tensor) -> Tensor:
+    """Importance-corrected: the ratio carries the gradient of the sampling distribution (DeepSeek-V3.2)."""
+    return ratio_M * kl_M

@@ -11,7 +11,7 @@ record of tokens, an aggregation the lengths. What it is *told* are its keyword-
 recipe. A word that is there already (clip_low, gamma) is read by naming it; a new one is declared with `words=`. Whether a
 word acts beside some choices is then no opinion: it acts if one of them names it.
 
-A decorator only attaches the facts; algorithms/named.py lists the built-in choices, recipe/own.py resolves a user's.
+A decorator only attaches the facts; algorithms/named.py lists the built-in choices, recipe/user_functions.py resolves a user's.
 """
 
 from __future__ import annotations

@@ -102,3 +102,19 @@ def suggest_name(name: str, target: ModuleType | Any) -> str:
     known = [known for known in dir(target) if callable(getattr(target, known, None))]
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"; did you mean {close[0]!r}?" if close else "."
+
+
+class LazyModule:
+    """Stands for a module until somebody asks it for an attribute. (Not importlib's LazyLoader, which torch does not survive.)"""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._module: Any = None
+
+    def __getattr__(self, attribute: str) -> Any:
+        if self._module is None:
+            self._module = importlib.import_module(self._name)
+        return getattr(self._module, attribute)
+
+    def __repr__(self) -> str:
+        return f"LazyModule({self._name!r})"

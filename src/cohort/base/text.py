@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Everything that moves a cursor, colours a terminal, reorders a line or cannot be written; newlines and tabs may stay."""
@@ -96,3 +99,19 @@ def write_estimate(value: float | None, low: float | None, high: float | None, s
     scale, digits = (100, 1) if share else (1, 3)
     interval = "" if low is None or high is None else f"[{scale * low:.{digits}f}, {scale * high:.{digits}f}]"
     return f"{scale * value:.{digits}f}{' %' if share else ''}", interval
+
+
+def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, gap: int = 2) -> Table:
+    """For `console.print`. The first `texts` columns stand at the left and may be wrapped; numbers follow, at the right and whole.
+
+    Cells are text and never markup: names of sets, runs and files may hold brackets, or what would steer a terminal.
+    """
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
+    for place, head in enumerate(heads):
+        table.add_column(Text(make_printable(head)), justify="left" if place < texts else "right", no_wrap=place >= texts)
+    for cells in rows:
+        table.add_row(*(Text(make_printable(cell)) for cell in cells))
+    return table

@@ -25,7 +25,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort_verify.math.find import GOLD_JOINT, join_boxes, merge_contents
 from cohort_verify.text import find_boxes
 

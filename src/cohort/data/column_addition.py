@@ -27,7 +27,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash, keyed_permutation, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards.steps import split_steps
 from cohort_verify.text import text_of
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 
 HELD_OUT_SHARE = 0.2
 SPLITS = ("train", "held_out")

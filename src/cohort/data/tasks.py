@@ -16,7 +16,7 @@ from cohort.data.column_addition import column_addition
 from cohort.data.json_records import json_records
 from cohort.data.word_problems import word_problems
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 
 TASKS: dict[str, Callable[..., list[dict[str, Any]]]] = {
     "column_addition": column_addition,

@@ -1,7 +1,7 @@
 """Engines: requests in, completions out.
 
 `protocol.py` has the contract. `hf.py` is the slow reference, `local.py` the fast engine, `cached.py` serves models that `local` refuses,
-and `vllm/` samples on servers. recipe/engines.py lists their names: an engine is one file or folder here and one line there. Importing this
+and `vllm/` samples on servers. recipe/values.py lists their names: an engine is one file or folder here and one line there. Importing this
 package imports neither torch nor transformers; building an engine does.
 """
 
@@ -11,8 +11,8 @@ from cohort.base.importing import load_function
 from cohort.engine.protocol import Engine, EngineSetup
 from cohort.engine.requests import make_requests, regroup, sample_groups, stop_ids
 from cohort.errors import EngineError
-from cohort.recipe.engines import AUTO, AUTO_ORDER, ENGINES
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
+from cohort.recipe.values import AUTO, AUTO_ORDER, ENGINES
 
 __all__ = ["Engine", "EngineSetup", "build_engine", "make_requests", "regroup", "sample_groups", "stop_ids"]
 

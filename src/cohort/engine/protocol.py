@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from cohort.model.policy import Policy
-    from cohort.recipe.vllm import VllmConfig
+    from cohort.recipe.sections import VllmConfig
 
 OnFinish = Callable[[Request, Completion], None]
 
@@ -60,7 +60,7 @@ class RemoteSetup:
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """Arguments of an engine's constructor function (recipe/engines.py)."""
+    """Arguments of an engine's constructor function (recipe/values.py)."""
 
     model: Any
     decode: Callable[[Sequence[int]], str]

@@ -10,7 +10,7 @@ from cohort.base.world import ALONE, World
 from cohort.engine.protocol import Engine
 from cohort.errors import EngineError
 from cohort.model.chat import find_end_of_turn_id
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 
 T = TypeVar("T")

@@ -2,15 +2,15 @@
 
 Differences from the usual evaluation loop:
 
-- The noise is keyed by (seed, "evaluate", step 0) at every step of training, and by the content of the problem: before and
-  after draw with the same noise on the same problems, whatever the order of the rows and whichever other sets are evaluated.
-- Numbers are estimated per problem and resampled over problems; the verdict matrix is kept, so that two evaluations can be
-  compared problem by problem, also from the files of two runs. A problem is known by a hash of its content and its gold
-  answer: a row number would pair different problems as soon as two runs differ in seed or source.
-- A completion without a verdict (its reward function failed or abstained) is out of both sides and counted. A problem left
-  with fewer than k verdicts is out of pass@k; a majority vote is held among the verdicts that remain.
-- mean@k is the mean *success* of the k completions, equal in value to pass@1; it is printed because papers use the name.
-  The mean weighted reward, shaping included, is reported separately as `reward`.
+- The noise is keyed by (seed, "evaluate", step 0) at every training step, and by the content of the problem. So the evaluations before
+  and after training use the same noise for the same problem, independent of row order and of other sets.
+- Numbers are estimated per problem and resampled over problems. The verdicts are kept, so that two evaluations can be compared problem
+  by problem, also from the files of two runs. A problem is identified by a hash of its content and reference answer: row numbers would
+  pair different problems if two runs differ in seed or source.
+- A completion without a verdict (its reward function failed or abstained) is left out and counted. A problem with fewer than k verdicts
+  is left out of pass@k; majority votes use the remaining verdicts.
+- mean@k is the mean *success* of the k completions, equal to pass@1; it is printed because papers use the name. The mean weighted
+  reward, with shaping rewards, is reported separately as `reward`.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from cohort.engine import regroup
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Request, Sampling
 
-if TYPE_CHECKING:  # comparing two stored evaluations must not load an engine
+if TYPE_CHECKING:  # comparing stored evaluations must not import an engine
     from cohort.engine.protocol import Engine
     from cohort.rewards.base import RewardRunner
     from cohort.rewards.contract import Scored, Scorer
 
-NO_ANSWER = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
+NO_ANSWER = "no reward function has an extracted answer (`extract`) to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}
 Value = TypeVar("Value")
 VERDICTS: dict[str, bool | None] = {mark: verdict for verdict, mark in MARKS.items()}
@@ -43,38 +43,38 @@ VERDICTS: dict[str, bool | None] = {mark: verdict for verdict, mark in MARKS.ite
 
 @dataclass(frozen=True, slots=True)
 class ProblemVerdicts:
-    """Verdicts of one set, kept so that two evaluations can be compared problem by problem."""
+    """The verdicts of one set, problem by problem."""
 
     problems: tuple[str, ...]
-    """`make_problem_key` of each problem: what makes two evaluations comparable."""
+    """`make_problem_key` of each problem."""
     success: tuple[tuple[bool | None, ...], ...]
     """[problem][sample]; None: no verdict."""
     greedy: tuple[bool | None, ...] = ()
-    """One verdict per problem, or empty when greedy was not asked for."""
+    """One verdict per problem, or empty without greedy completions."""
     reward: tuple[float | None, ...] = ()
-    """Mean reward of each problem, shaping included; empty in files of early versions."""
+    """Mean reward of each problem, with shaping rewards."""
 
     def success_rates(self, k: int = 1) -> dict[str, float]:
-        """Problem -> its pass@k; for k = 1 the share of its verdicts that are successes. Those with fewer verdicts are left out.
+        """Problem -> its pass@k (k = 1: the share of successes). Problems with fewer verdicts are left out.
 
-        Copies of a problem are one problem, with the verdicts of all: they succeed and fail together.
+        Copies of a problem count as one problem with all their verdicts, because they succeed and fail together.
         """
         enough = {key: row for key, row in self.pool_success().items() if len(row) >= k}
         return {key: mean_at_k(row) if k == 1 else pass_at_k(sum(row), len(row), k) for key, row in enough.items()}
 
     def pool_success(self) -> dict[str, list[bool]]:
-        """Problem -> the verdicts of all its copies."""
+        """Problem -> the verdicts (not None) of all its copies."""
         pooled = pool(self.problems, self.success)
         return {key: [verdict for row in rows for verdict in row if verdict is not None] for key, rows in pooled.items()}
 
     def greedy_verdicts(self) -> dict[str, float]:
-        """Problem -> 1 or 0 by its greedy completion (the mean of its copies); problems without a verdict are left out."""
+        """Problem -> 1 or 0 for its greedy completion (the mean over copies); problems without a verdict are left out."""
         found = pool(self.problems, self.greedy) if self.greedy else {}
         known = {key: [verdict for verdict in verdicts if verdict is not None] for key, verdicts in found.items()}
         return {key: mean_at_k(verdicts) for key, verdicts in known.items() if verdicts}
 
     def to_json(self) -> dict[str, Any]:
-        """One short string per problem ("1101-011") and its key: some ten kilobytes for 512 problems."""
+        """A short string ("1101-011") and a key per problem: about ten kilobytes for 512 problems."""
         return {
             "problem": list(self.problems),
             "success": ["".join(MARKS[verdict] for verdict in row) for row in self.success],
@@ -84,10 +84,8 @@ class ProblemVerdicts:
 
     @staticmethod
     def from_json(plain: Mapping[str, Any]) -> ProblemVerdicts:
-        # Files of early versions hold row numbers, which say which problem it is within one run only.
-        keys = plain["problem"] if "problem" in plain else [f"row {index}" for index in plain["index"]]
         return ProblemVerdicts(
-            tuple(keys),
+            tuple(plain["problem"]),
             tuple(tuple(VERDICTS[mark] for mark in row) for row in plain["success"]),
             tuple(VERDICTS[mark] for mark in plain.get("greedy", "")),
             tuple(plain.get("reward", ())),
@@ -95,7 +93,7 @@ class ProblemVerdicts:
 
 
 def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]:
-    """Problem -> what its copies have, in their order."""
+    """Problem -> the values of its copies, in their order."""
     found: dict[str, list[Value]] = {}
     for key, value in zip(keys, values, strict=False):
         found.setdefault(key, []).append(value)
@@ -103,14 +101,14 @@ def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]
 
 
 def make_problem_key(prompt: Prompt) -> str:
-    """16 hex digits that say which problem it is, in whatever run, row or chat template it occurs: question and gold answer."""
+    """16 hex digits that identify a problem by question and reference answer, in any run, row or chat template."""
     gold = prompt.gold
     return f"{keyed_hash('problem', make_content_key(prompt.content), '' if gold is None else gold):016x}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Evaluation:
-    """One evaluation of one policy on one or more sets: `evaluation.sets["held_out"]["pass@1"].value`."""
+    """One evaluation of a policy on one or more sets: `evaluation.sets["held_out"]["pass@1"].value`."""
 
     step: int
     sets: Mapping[str, Mapping[str, Estimate]]
@@ -124,11 +122,11 @@ class Evaluation:
     """before, during or after."""
 
     def __repr__(self) -> str:
-        """`Evaluation(held_out: 128 problems, pass@1 54.1 % [50.2, 58.0], pass@8 ...)`: what a notebook shows of it."""
+        """`Evaluation(held_out: 128 problems, pass@1 54.1 % [50.2, 58.0], pass@8 ...)`"""
         return f"Evaluation({'; '.join(self.describe(name) for name in self.sets)})"
 
     def describe(self, name: str = "") -> str:
-        """One set in a line, the first if none is named: pass@1, pass@k, greedy accuracy and the reward, with their 95 % intervals."""
+        """One set (default: the first) in a line: pass@k, greedy accuracy and the reward, with 95 % intervals."""
         name = name or next(iter(self.sets))
         shown = [what for what in self.sets[name] if not what.startswith(("mean@", "maj@"))]
         numbers = [f"{what} {self.sets[name][what].written(share=what != 'reward')}" for what in shown]
@@ -137,7 +135,7 @@ class Evaluation:
         return f"{name}: {', '.join([problems, *numbers])}"
 
     def metrics(self) -> dict[str, float]:
-        """`eval/<set>/<what>` numbers for the step's row of metrics.jsonl."""
+        """The `eval/<set>/<what>` metrics of the step."""
         row: dict[str, float] = {}
         for name, estimates in self.sets.items():
             row |= {f"eval/{name}/{what}": e.value for what, e in estimates.items() if e.value is not None}
@@ -145,7 +143,7 @@ class Evaluation:
         return row
 
     def to_json(self) -> dict[str, Any]:
-        """A line of evaluations.jsonl. `examples` are not in it; they have files of their own."""
+        """A line of evaluations.jsonl, without `examples`, which have their own files."""
         return {
             "step": self.step,
             "label": self.label,
@@ -170,7 +168,7 @@ class Evaluation:
 
 @dataclass(frozen=True, slots=True)
 class SampledSet:
-    """Everything drawn and scored for one set, before any number is computed."""
+    """The completions and outcomes of one set."""
 
     prompts: Sequence[Prompt]
     groups: Sequence[Sequence[Completion]]
@@ -198,7 +196,7 @@ class SampledSet:
         }
 
     def list_examples(self, name: str, count: int) -> list[dict[str, Any]]:
-        """The first problems of the set: fixed, so that before and after show the same ones."""
+        """The first problems of the set, the same before and after training."""
         return [
             {
                 "set": name,
@@ -234,7 +232,7 @@ def evaluate(
     asked = [pair for problems in prompts.values() for pair in zip(problems, key_draws(problems), strict=True)]
     mine = asked[world.block(len(asked))]
     requests = [Request(prompt, draw, sample) for prompt, draw in mine for sample in range(sampling.completions)]
-    # One call for all sets and the greedy completions: a model too large for the caches is read once per step of a call.
+    # One call for all sets and the greedy completions: each decode step of a call reads the whole model.
     completions = world.compute(lambda: engine.generate(requests, sampling, noise))
     groups_PG = iter(regroup(completions, len(asked), sampling.completions))
     sets, counts, per_problem = {}, {}, {}
@@ -255,7 +253,7 @@ def evaluate(
 
 
 def key_draws(problems: Sequence[Prompt]) -> Iterator[int]:
-    """Of each problem the draw that keys its noise: by its content, and by how many copies stand before it in the set."""
+    """The draw of each problem, which keys its noise: by its content and its number among the copies in the set."""
     copies: Counter[str] = Counter()
     for problem in problems:
         content = make_content_key(problem.content)
@@ -264,14 +262,14 @@ def key_draws(problems: Sequence[Prompt]) -> Iterator[int]:
 
 
 def list_ks(samples: int) -> tuple[int, ...]:
-    """1, 2, 4, ... up to the number of samples, and that number itself."""
+    """1, 2, 4, ... up to the number of samples, and that number."""
     return tuple(sorted({2**power for power in range(samples.bit_length()) if 2**power <= samples} | {samples}))
 
 
 def score_groups(
     rewards: Scorer, prompts: Sequence[Prompt], completions_PG: Sequence[Sequence[Completion]], step: int, num_steps: int
 ) -> Scored:
-    """What the rewards say of groups, laid flat: outcomes in the order of the completions, group after group."""
+    """Score groups; the outcomes are in the order of the completions, group after group."""
     flat = [(prompt, completion) for prompt, group in zip(prompts, completions_PG, strict=True) for completion in group]
     return rewards.score([prompt for prompt, _ in flat], [one for _, one in flat], step=step, num_steps=num_steps)
 
@@ -279,13 +277,13 @@ def score_groups(
 def estimate_set(
     drawn: SampledSet, verdicts: ProblemVerdicts, ks: Sequence[int], answers: bool, resamples: int, seed: int
 ) -> dict[str, Estimate]:
-    """Every number of one set, in the order people read them. Copies of a problem are one, or its interval would be too narrow."""
+    """All numbers of one set, in the order of printing. Copies count as one problem, or intervals would be too narrow."""
     success = verdicts.pool_success().values()
     samples = max((len(group) for group in drawn.groups), default=0)
     numbers: dict[str, Estimate] = {}
     for k in ks:
         numbers[f"pass@{k}"] = estimate([pass_at_k(sum(row), len(row), k) for row in success if len(row) >= k], resamples, seed)
-    # 8 beside the full number: the size most papers print, exact over subsets when more were drawn.
+    # Also 8, which most papers print; with more samples it is exact over all subsets.
     judged = [
         [o for row in rows for o in row if o.success is not None] for rows in pool(verdicts.problems, drawn.outcomes).values()
     ]
@@ -307,9 +305,9 @@ def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool
 
 
 def compare(a: Evaluation, b: Evaluation, *, seed: int = 0, resamples: int = 10_000) -> dict[str, dict[str, PairedDifference]]:
-    """b against a, per set: difference of pass@1, of pass@k for the largest k, and of greedy.
+    """b minus a, per set: pass@1, pass@k for the largest k, and greedy.
 
-    Paired on the problems that both evaluations hold, matched by content; sets without common ones are left out.
+    Paired on the problems that both evaluations contain, matched by content; sets without common problems are left out.
     """
     common = [name for name in a.per_problem if name in b.per_problem]
     sets = {name: compare_set(a.per_problem[name], b.per_problem[name], seed, resamples) for name in common}
@@ -330,7 +328,7 @@ def compare_set(a: ProblemVerdicts, b: ProblemVerdicts, seed: int, resamples: in
 
 
 def find_largest_k(a: ProblemVerdicts, b: ProblemVerdicts) -> int:
-    """The largest k above 1 that both evaluations print and that most of the problems have verdicts for; 0 where there is none."""
+    """The largest k above 1 in both evaluations for which most problems have enough verdicts; 0 if there is none."""
     samples = min(max((len(row) for row in one.success), default=0) for one in (a, b))
     common = len(a.success_rates().keys() & b.success_rates().keys())
     for k in reversed(list_ks(samples) if samples > 1 else ()):
@@ -340,7 +338,7 @@ def find_largest_k(a: ProblemVerdicts, b: ProblemVerdicts) -> int:
 
 
 def summarize(before: Evaluation | None, after: Evaluation | None) -> dict[str, Any]:
-    """The `eval` entry of summary.json: the first set at the top, all sets below, and the paired change."""
+    """The `eval` entry of summary.json: the first set, all sets, and the paired changes."""
     sides = {"before": before, "after": after}
     first: dict[str, dict[str, Any]] = {label: {} for label in sides}
     sets: dict[str, dict[str, Any]] = {name: {} for side in sides.values() if side for name in side.sets}

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.types import Message
 
 Content = str | list[Message]

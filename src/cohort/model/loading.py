@@ -21,8 +21,8 @@ from safetensors import SafetensorError
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
 from cohort.model.sources import find_folder, refuse_unfit_source
-from cohort.recipe.devices import explain_device
 from cohort.recipe.schema import ModelConfig
+from cohort.recipe.values import explain_device
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 LOADING_PROBLEMS = (

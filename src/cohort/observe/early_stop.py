@@ -20,8 +20,8 @@ from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.rules import OVERLONG_PART, name_reward
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
-from cohort.recipe.stopping import Condition, parse_conditions
+from cohort.recipe.sections import suggest_nearest
+from cohort.recipe.values import Condition, parse_conditions
 
 HELD_OUT = "held_out"
 """The set of a recipe that names none."""

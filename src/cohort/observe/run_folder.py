@@ -28,10 +28,9 @@ from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import write_rollouts
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
-from cohort.recipe.materials import PYTHON_ROWS, Materials
-from cohort.recipe.own import make_document, parse_own
 from cohort.recipe.schema import PromptsConfig, Recipe
-from cohort.recipe.versions import bring_up_to_date
+from cohort.recipe.user_functions import make_document, parse_own
+from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.rewards.entries import is_plain
 from cohort.types import Rollout
 
@@ -132,9 +131,7 @@ class RunFolder:
         import tomllib
 
         try:
-            recipe = self.use_kept_base(
-                build_recipe(bring_up_to_date(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
-            )
+            recipe = self.use_kept_base(build_recipe(tomllib.loads(self.recipe_file.read_text(encoding="utf-8"))))
             return recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(self.read_own_functions(recipe.algorithm))})
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RunError(

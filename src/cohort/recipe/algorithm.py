@@ -7,11 +7,21 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, PrivateAttr, create_model, field_validator, model_validator
 
-from cohort.algorithms.fitting import UNWEIGHED, find_contradiction
-from cohort.algorithms.named import FIELDS, NAMED, OWN_FUNCTION, OWN_KINDS, Chosen, Own, is_word, list_declared_words, list_own
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.compatibility import UNWEIGHED, find_contradiction
+from cohort.algorithms.named import (
+    FIELDS,
+    NAMED,
+    OWN_FUNCTION,
+    OWN_KINDS,
+    PRESETS,
+    Chosen,
+    Own,
+    is_word,
+    list_declared_words,
+    list_own,
+)
 from cohort.algorithms.registry import Choice, Kind
-from cohort.recipe.section import Section, suggest_nearest
+from cohort.recipe.sections import Section, suggest_nearest
 
 
 def list_choices(kind: Kind) -> str:
@@ -121,7 +131,7 @@ class AlgorithmWords(Section):
 
     @property
     def weighs_mismatch(self) -> bool:
-        """Whether tokens are weighed for a gap between engine and trainer. auto is off, until a run finds reason (recipe/own.py)."""
+        """Whether tokens are weighed for a gap between engine and trainer. auto is off, until a run finds reason (recipe/user_functions.py)."""
         return self.mismatch_weight not in UNWEIGHED
 
     def tell(self, choice: Choice) -> dict[str, Any]:

@@ -1,7 +1,6 @@
-"""A recipe as people write it: TOML in, `key=value` overrides, errors in words, TOML out.
+"""Reads recipes: a TOML file plus `key=value` overrides; writes them as TOML; and the built-in recipes.
 
-The schema is recipe/schema.py; here is the grammar around it. Every refusal names the field and the nearest thing that would
-have worked, also for the words of other tools.
+The schema is recipe/schema.py. Every error names the field and, where there is one, the nearest key or the key for TRL's name.
 """
 
 from __future__ import annotations
@@ -17,13 +16,12 @@ from typing import Any, get_args, get_origin
 import tomli_w
 from pydantic import BaseModel, ValidationError
 
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import PRESETS
 from cohort.base.text import has_lone_surrogate, make_printable
 from cohort.errors import RecipeError
-from cohort.recipe.foreign import convert_value, explain_missing, explain_unclear, find_remark, is_foreign, list_translated
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
-from cohort.recipe.versions import bring_up_to_date, refuse_moved_functions
+from cohort.recipe.sections import suggest_nearest
+from cohort.recipe.trl_names import COUNTING, TRL_NAMES, UNCLEAR, convert_value
 
 PREFERRED = {
     "temperature": "sampling.temperature",
@@ -40,44 +38,44 @@ PREFERRED = {
     "teacher": "teacher.source",
     "name": "name",
 }
-"""Undotted words that several sections share, and the one that is meant."""
-
+"""Keys without a section that several sections share, and the one that is meant."""
 
 UNKNOWN = object()
 """A value that is not known."""
-NO_WORDS: Mapping[str, Any] = {}
+NOTHING: Mapping[str, Any] = {}
+
+BUILT_IN_FOLDER = Path(__file__).parent / "built_in"
+DEMO = "column_addition"
+
+# -- reading -----------------------------------------------------------------------------------------------------------
 
 
 def load_recipe(
     path: str | Path | None = None, overrides: Iterable[str] = (), values: Mapping[str, Any] | None = None
 ) -> Recipe:
-    """Read a TOML recipe, apply `key=value` overrides, then already typed values (the Python API), and validate."""
+    """Read a TOML recipe, apply `key=value` overrides, then typed values (from Python), and validate the result."""
     tree = {} if path is None else read_tree(path)
-    given = [parse_override(override) for override in overrides]
-    words = {key.rpartition(".")[2]: value for key, value in [*given, *(values or {}).items()]}
+    parsed, values = [parse_override(override) for override in overrides], values or {}
+    given = {key.rpartition(".")[2]: value for key, value in [*parsed, *values.items()]}
     problems = []
-    for key, value in [*sorted(given, key=order_word), *sorted((values or {}).items(), key=order_word)]:
+    for key, value in [*sorted(parsed, key=order_setting), *sorted(values.items(), key=order_setting)]:
         try:
-            assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value, words)
+            assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value, given)
         except RecipeError as problem:
             problems.append(str(problem))
-    if problems:  # all of them at once: somebody who comes from another tool brings several of its words
+    if problems:  # all at once: users of TRL bring several of its names
         raise RecipeError("\n".join(problems))
     return build_recipe(tree)
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
-    """The words of a recipe file of any version, in those of today."""
+    """The settings in a recipe file, not yet validated."""
     try:
-        tree = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as problem:
         raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
         raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
-    try:
-        return bring_up_to_date(tree)
-    except RecipeError as problem:
-        raise RecipeError(f"recipe {path}: {problem}") from None
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -88,25 +86,25 @@ def parse_override(override: str) -> tuple[str, Any]:
 
 
 def build_recipe(tree: Mapping[str, Any]) -> Recipe:
+    """Validate a tree of settings."""
     refuse_unwritable(tree, "")
-    refuse_moved_functions(tree)
     try:
         return Recipe.model_validate(tree)
     except ValidationError as problem:
-        # A union reports each of its branches; the literal one says nothing that the other does not.
+        # A union reports each of its branches; the literal branch adds nothing to the other one.
         errors = [error for error in problem.errors() if not str(error["loc"][-1:]).startswith('("literal[')]
-        words = dict(list_leaves(tree))
-        raise RecipeError("\n".join(explain_error(error, words) for error in errors or problem.errors())) from None
+        given = dict(list_leaves(tree))
+        raise RecipeError("\n".join(explain_error(error, given) for error in errors or problem.errors())) from None
 
 
 def refuse_unwritable(node: Any, path: str) -> None:
-    """What cannot be written into recipe.toml is refused before a run depends on it: None, and half a surrogate pair."""
+    """Refuse what recipe.toml could not hold: None, and half of a surrogate pair."""
     if node is None:
-        raise RecipeError(f"{path}: None, but a recipe has no null; leave the key out, or give the value that switches it off")
+        raise RecipeError(f"{path}: a recipe has no null (got None); leave the key out, or set the value that switches it off")
     if isinstance(node, str) and has_lone_surrogate(node):
         raise RecipeError(
-            f"{make_printable(path)}: {make_printable(node)!r} holds a character that cannot be written as UTF-8 (half of a surrogate pair, or a byte "
-            "of another encoding); leave it out"
+            f"{make_printable(path)}: {make_printable(node)!r} contains a character that cannot be written as UTF-8 (half of a surrogate "
+            "pair, or a byte of another encoding); remove it"
         )
     if isinstance(node, Mapping | list | tuple):
         for key, value in node.items() if isinstance(node, Mapping) else enumerate(node):
@@ -115,7 +113,7 @@ def refuse_unwritable(node: Any, path: str) -> None:
 
 
 def parse_value(text: str) -> Any:
-    """A TOML value; anything that is not one is taken as a plain string, so that paths and dates need no quotes."""
+    """The text as a TOML value, or as plain text if it is none, so that paths and dates need no quotes."""
     try:
         parsed = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
@@ -124,12 +122,20 @@ def parse_value(text: str) -> Any:
     return value if len(parsed) == 1 and isinstance(value, str | bool | int | float | list | dict) else text
 
 
-def assign(tree: dict[str, Any], key: str, value: Any, words: Mapping[str, Any] = NO_WORDS) -> None:
-    """Set a dotted or undotted key. `rewards.0.weight=2` reaches into lists. A section changes in the words that are named.
+def dump_recipe(recipe: Recipe) -> str:
+    """The recipe as TOML with every default written out; reading it gives the same recipe."""
+    return tomli_w.dumps(recipe.model_dump(mode="python"), multiline_strings=False)
 
-    words: all that were given, for a hint on one that is another tool's.
+
+# -- settings ----------------------------------------------------------------------------------------------------------
+
+
+def assign(tree: dict[str, Any], key: str, value: Any, given: Mapping[str, Any] = NOTHING) -> None:
+    """Set a key, with or without its section. `rewards.0.weight=2` reaches into lists. A section changes only in the keys that are named.
+
+    given: all settings that were given, for the hint on one of TRL's names.
     """
-    names = (key if "." in key or is_section_value(key, value) else resolve_undotted(key, value, words)).split(".")
+    names = (key if "." in key or is_section_value(key, value) else resolve_undotted(key, value, given)).split(".")
     if names[0] == "rewards" and len(names) > 1 and "rewards" not in tree:
         tree["rewards"] = [reward.model_dump(exclude_defaults=True) for reward in Recipe().rewards]
     if names == ["algorithm", "name"]:
@@ -146,58 +152,57 @@ def assign(tree: dict[str, Any], key: str, value: Any, words: Mapping[str, Any] 
             raise RecipeError(f"{key}: {'.'.join(names[: depth + 1])} is a value, not a section")
     if isinstance(node, list):
         raise RecipeError(f"{key}: name a field of the entry, for example rewards.0.weight=2")
-    if isinstance(value, Mapping) and is_section(names):
+    annotation = walk(names)[0]
+    if isinstance(value, Mapping) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         node.setdefault(names[-1], {})
-        for word, inner in sorted(value.items(), key=lambda item: item[0] != "name"):  # as with words of their own
-            assign(tree, ".".join([*names, str(word)]), inner, words)
+        for inner_key, inner in sorted(value.items(), key=lambda item: item[0] != "name"):  # as in order_setting
+            assign(tree, ".".join([*names, str(inner_key)]), inner, given)
     else:
-        node[names[-1]] = copy.deepcopy(value)  # the next word may reach into it, and it is the caller's
+        node[names[-1]] = copy.deepcopy(value)  # a later setting may reach into it, and it belongs to the caller
 
 
-def order_word(word: tuple[str, Any]) -> int:
-    """When a word is applied: a name of an algorithm first, for the choices beside it are meant to change the one it names."""
-    key, value = word
+def order_setting(setting: tuple[str, Any]) -> int:
+    """The sort key of a setting: the name of an algorithm is applied first, since other choices change the preset that it names."""
+    key, value = setting
     if key not in ("algorithm", "algorithm.name"):
         return 2
     return 1 if isinstance(value, Mapping) else 0
 
 
 def forget_preset(tree: dict[str, Any], name: Any) -> None:
-    """Naming another algorithm replaces every choice that some preset makes: the word then means what it means elsewhere, and
-    not a mixture with what the recipe had tuned for another. Choices that no preset makes stay."""
+    """Remove every choice that some preset makes when another algorithm is named.
+
+    The name then means the same as elsewhere, not a mixture with what the recipe had tuned for another algorithm. Choices that no
+    preset makes stay.
+    """
     section = tree.get("algorithm")
     if isinstance(section, dict) and name != section.get("name", "grpo"):
-        # The presets name every choice that could be a user's function, so nobody is left to take its arguments.
+        # Presets name every choice that could be a user's function, so no function is left to take its arguments.
         for choice in {"args", *(choice for preset in PRESETS.values() for choice in preset)}:
             section.pop(choice, None)
 
 
 def is_section_value(key: str, value: Any) -> bool:
-    """`rewards=[...]` is the whole list; `sampling={...}` are some words of a section."""
+    """Whether a key names a whole section or list: `rewards=[...]`, `sampling={...}`."""
     return key in Recipe.model_fields and isinstance(value, dict | list)
 
 
-def is_section(names: Iterable[str]) -> bool:
-    annotation, _ = walk(names)
-    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
-
-
-def resolve_undotted(key: str, value: Any = UNKNOWN, words: Mapping[str, Any] = NO_WORDS) -> str:
-    """The path that an undotted word means. value, words: what it was given, and beside it, for the hint on an unknown one."""
+def resolve_undotted(key: str, value: Any = UNKNOWN, given: Mapping[str, Any] = NOTHING) -> str:
+    """The full path of a key without its section. value, given: its value and the other settings, for the hint if it is unknown."""
     if key in PREFERRED:
         return PREFERRED[key]
-    if said := explain_unclear(key):
-        raise RecipeError(f"{key}: {said}")
+    if key in UNCLEAR:
+        raise RecipeError(f"{key}: {UNCLEAR[key]}")
     paths = [path for path, _ in list_leaf_fields(Recipe)]
     matches = [path for path in paths if path.rsplit(".", 1)[-1] == key]
     if len(matches) == 1:
         return matches[0]
     if matches:
-        raise RecipeError(f"{key}: several sections have it; write one of {', '.join(matches)}")
+        raise RecipeError(f"{key}: several sections have this key; write one of {', '.join(matches)}")
     if key in Recipe.model_fields:
-        raise RecipeError(f"{key}: it is a section; write {key}.KEY=value with one of {', '.join(list_keys((key,)))}")
+        raise RecipeError(f"{key}: this is a section; write {key}.KEY=value with one of {', '.join(list_keys((key,)))}")
     known = [*(path.rsplit(".", 1)[-1] for path in paths), *Recipe.model_fields]
-    raise RecipeError(f"unknown recipe key {key!r}{suggest_word(key, known, value=value, words=words)}")
+    raise RecipeError(f"unknown recipe key {key!r}{suggest_key(key, known, value=value, given=given)}")
 
 
 def list_leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[str, Any]]:
@@ -210,65 +215,6 @@ def list_leaf_fields(section: type[BaseModel], prefix: str = "") -> list[tuple[s
         else:
             leaves.append((f"{prefix}{name}", field))
     return leaves
-
-
-def suggest_word(
-    word: str,
-    siblings: Sequence[str],
-    section: str = "",
-    value: Any = UNKNOWN,
-    words: Mapping[str, Any] = NO_WORDS,
-    dotted: bool = False,
-) -> str:
-    """The word that was probably meant: a neighbour's spelling, our word for another tool's, or the section it lives in."""
-    if ours := list_translated().get(word, ""):
-        own = ours.rpartition(".")[2]  # [cold_start] has a learning_rate of its own
-        if section and own in siblings and " and " not in ours and f"{section}.{own}" != ours:
-            return f"; here it is called {section}.{own}"
-        return f"; here it is called {ours}{write_value(word, value, words, dotted)}"
-    if said := explain_missing(word):
-        return f"; there is no such word here: {said}"
-    if said := explain_unclear(word):
-        return f": {said}"
-    homes = [path for path, _ in list_leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == word]
-    return suggest_nearest(word, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
-
-
-def write_value(word: str, value: Any, words: Mapping[str, Any], dotted: bool) -> str:
-    """The value of another tool's word as it is written here, and what to know of it: ": write kl_coef=0.04"."""
-    if value is UNKNOWN:
-        return ""
-    ours, remark = convert_value(word, value, words), find_remark(word)
-    written = " ".join(f"{path if dotted else shorten_path(path)}={format_value(inner)}" for path, inner in ours.items())
-    return (f": write {written}" if written else "") + (f" ({remark})" if remark else "")
-
-
-def write_override(word: str, text: str) -> str:
-    """`word=text`, where a recipe has the word; else what is known of it, and "" where nothing is."""
-    try:
-        if "." in word and walk(word.split("."))[0] is None:
-            raise RecipeError(explain_unknown(word.split("."), parse_value(text)))
-        if "." not in word:
-            resolve_undotted(word, parse_value(text))
-        return f"{word}={text}"
-    except RecipeError as problem:
-        return str(problem) if is_foreign(word.rpartition(".")[2]) or ";" in str(problem) else ""
-
-
-def shorten_path(path: str) -> str:
-    """The shortest word for a path that the command line and Python take."""
-    word = path.rpartition(".")[2]
-    try:
-        return word if resolve_undotted(word) == path else path
-    except RecipeError:
-        return path
-
-
-def format_value(value: Any) -> str:
-    """As it is typed: text without quotes, numbers without noise."""
-    if isinstance(value, str):
-        return value
-    return f"{value:.12g}" if isinstance(value, float) else json.dumps(value, default=str)
 
 
 def list_leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -305,56 +251,111 @@ def walk(path: Iterable[Any]) -> tuple[Any, Any]:
 
 
 def list_keys(path: Iterable[Any]) -> list[str]:
-    """The keys of the section at a path; none where there is no section."""
+    """The keys of the section at a path; empty if there is no section."""
     section = pick_section(walk(path)[0])
     return list(section.model_fields) if section else []
 
 
-def explain_error(error: Mapping[str, Any], words: Mapping[str, Any] = NO_WORDS) -> str:
-    """One pydantic error in words: the field, what is wrong, and the fix where it is known."""
-    location, kind, given = error["loc"], error["type"], error["input"]
+# -- error messages ----------------------------------------------------------------------------------------------------
+
+
+def suggest_key(
+    key: str,
+    siblings: Sequence[str],
+    section: str = "",
+    value: Any = UNKNOWN,
+    given: Mapping[str, Any] = NOTHING,
+    dotted: bool = False,
+) -> str:
+    """The key that was probably meant: a similar spelling, the key for TRL's name, or the section that has this key."""
+    if ours := TRL_NAMES.get(key, ""):
+        own = ours.rpartition(".")[2]  # [cold_start] has its own learning_rate
+        if section and own in siblings and f"{section}.{own}" != ours:
+            return f"; here it is called {section}.{own}"
+        return f"; here it is called {ours}{convert_to_hint(key, value, given, dotted)}"
+    if key in UNCLEAR:
+        return f": {UNCLEAR[key]}"
+    homes = [path for path, _ in list_leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == key]
+    return suggest_nearest(key, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
+
+
+def convert_to_hint(name: str, value: Any, given: Mapping[str, Any], dotted: bool) -> str:
+    """The setting that replaces one of TRL's, as it is typed, and the rule where the two count different things: ": write kl_coef=0.04"."""
+    ours = {} if value is UNKNOWN else convert_value(name, value, given)
+    written = " ".join(f"{path if dotted else shorten_path(path)}={format_value(inner)}" for path, inner in ours.items())
+    rule = f" ({COUNTING[name]})" if name in COUNTING and value is not UNKNOWN else ""
+    return (f": write {written}" if written else "") + rule
+
+
+def write_override(key: str, text: str) -> str:
+    """`key=text` if a recipe has the key; else the hint on it, or "" without one."""
+    try:
+        if "." in key and walk(key.split("."))[0] is None:
+            raise RecipeError(explain_unknown(key.split("."), parse_value(text)))
+        if "." not in key:
+            resolve_undotted(key, parse_value(text))
+        return f"{key}={text}"
+    except RecipeError as problem:
+        return str(problem) if key.rpartition(".")[2] in {*TRL_NAMES, *UNCLEAR} or ";" in str(problem) else ""
+
+
+def shorten_path(path: str) -> str:
+    """The shortest form of a path that the command line and Python accept."""
+    key = path.rpartition(".")[2]
+    try:
+        return key if resolve_undotted(key) == path else path
+    except RecipeError:
+        return path
+
+
+def format_value(value: Any) -> str:
+    """The value as it is typed: text without quotes, floats without noise."""
+    if isinstance(value, str):
+        return value
+    return f"{value:.12g}" if isinstance(value, float) else json.dumps(value, default=str)
+
+
+def explain_error(error: Mapping[str, Any], given: Mapping[str, Any] = NOTHING) -> str:
+    """One error of pydantic as a message: the field, the fault, and the fix where it is known."""
+    location, kind, value = error["loc"], error["type"], error["input"]
     if kind == "extra_forbidden":
-        return explain_unknown(location, given, words)
+        return explain_unknown(location, value, given)
     path, message = ".".join(list_parts(location)), str(error["msg"]).removeprefix("Value error, ")
     if not path:
         return message
-    got = "" if isinstance(given, Mapping) else f" (got {given!r})"
+    got = "" if isinstance(value, Mapping) else f" (got {value!r})"
     _, field = walk(location)
     about = f". {field.description}" if field is not None and field.description and kind != "value_error" else ""
-    return f"{path}: {mend_value(kind, path, location, given) or message}{add_hint(kind, path, location, given)}{got}{about}"
+    return f"{path}: {explain_form(kind, path, location, value) or message}{add_hint(kind, path, location, value)}{got}{about}"
 
 
-def mend_value(kind: str, path: str, location: Sequence[Any], given: Any) -> str:
-    """What to write in place of a value of another form; "" where pydantic's own words say it."""
+def explain_form(kind: str, path: str, location: Sequence[Any], value: Any) -> str:
+    """What to write for a value that should be a section or a list; "" where pydantic's own message suffices."""
     if kind in ("model_type", "dict_type") and path.rpartition(".")[2].isdigit():
-        return f'each entry is a table, for example {{ function = "{given}" }}'
+        return f'each entry is a table, for example {{ function = "{value}" }}'
     if kind in ("model_type", "dict_type"):
-        return f"it is a section; write {path}.KEY=value with one of {', '.join(list_keys(location)) or 'its keys'}"
+        return f"this is a section; write {path}.KEY=value with one of {', '.join(list_keys(location)) or 'its keys'}"
     rewards = {
-        "list_type": f'it is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{given}"}}]',
+        "list_type": f'this is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{value}"}}]',
         "too_short": 'at least 1 reward is needed, for example rewards=[{function="math_answer"}]',
     }
     return rewards.get(kind, "") if path.rpartition(".")[2] == "rewards" else ""
 
 
-def add_hint(kind: str, path: str, location: Sequence[Any], given: Any) -> str:
-    """What is said after pydantic's own words: quotes that are missing, or the choice that was meant."""
-    if kind == "string_type" and not isinstance(given, Mapping | list):
-        return f""", write it in quotes: {path}='"{given}"'"""
-    if kind == "literal_error" and isinstance(given, str):
-        return suggest_nearest(given, [str(choice) for choice in get_args(walk(location)[0])])
+def add_hint(kind: str, path: str, location: Sequence[Any], value: Any) -> str:
+    """What follows pydantic's message: missing quotes, or the choice that was probably meant."""
+    if kind == "string_type" and not isinstance(value, Mapping | list):
+        return f""", write it in quotes: {path}='"{value}"'"""
+    if kind == "literal_error" and isinstance(value, str):
+        return suggest_nearest(value, [str(choice) for choice in get_args(walk(location)[0])])
     return ""
 
 
-def explain_unknown(location: Sequence[Any], given: Any, words: Mapping[str, Any] = NO_WORDS) -> str:
-    """Of a key that no section has: what was probably meant."""
+def explain_unknown(location: Sequence[Any], value: Any, given: Mapping[str, Any] = NOTHING) -> str:
+    """The message for a key that no section has, with the key that was probably meant."""
     *parents, key = list_parts(location)
     siblings, parent = list_keys(location[:-1]), ".".join(parents)
-    hint = suggest_word(key, siblings, parent, UNKNOWN if isinstance(given, Mapping) else given, words, dotted=True)
-    if isinstance(given, Mapping):  # perhaps a section of another tool: each word that is known
-        known = [(name, value) for name, value in list_leaves(given) if is_foreign(name)]
-        if said := ", ".join(f"{name!r}{suggest_word(name, siblings, parent, value, words)}" for name, value in known):
-            hint = f"{suggest_nearest(key, siblings)}: {said}"
+    hint = suggest_key(key, siblings, parent, UNKNOWN if isinstance(value, Mapping) else value, given, dotted=True)
     return f"unknown recipe key {key!r}{f' in [{parent}]' if parent else ''}{hint}"
 
 
@@ -363,6 +364,35 @@ def list_parts(location: Sequence[Any]) -> list[str]:
     return [str(part) for part in location if not (isinstance(part, str) and part.endswith("Config"))]
 
 
-def dump_recipe(recipe: Recipe) -> str:
-    """TOML with every default written out; reading it back gives the same recipe."""
-    return tomli_w.dumps(recipe.model_dump(mode="python"), multiline_strings=False)
+# -- built-in recipes --------------------------------------------------------------------------------------------------
+
+
+def list_built_in() -> dict[str, str]:
+    """Name -> first comment line of every built-in recipe."""
+    files = sorted(BUILT_IN_FOLDER.glob("*/recipe.toml"))
+    return {file.parent.name: file.read_text(encoding="utf-8").splitlines()[0].lstrip("# ") for file in files}
+
+
+def split_arguments(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """(recipe, overrides) of `[RECIPE] key=value ...`: the recipe, if there is one, comes first and has no `=`."""
+    if arguments and "=" not in arguments[0]:
+        return arguments[0], list(arguments[1:])
+    return "", list(arguments)
+
+
+def find_recipe(recipe: str, overrides: Sequence[str]) -> Recipe:
+    return load_recipe(find_recipe_path(recipe), overrides)
+
+
+def find_recipe_path(recipe: str | Path) -> Path:
+    """The file of a recipe: a path, a folder with a recipe.toml, a built-in name, or "" for the demo."""
+    name = str(recipe) or DEMO
+    for file in (Path(name) / "recipe.toml", Path(name), BUILT_IN_FOLDER / name / "recipe.toml"):
+        if file.is_file():
+            return file
+    if (meant := write_override(name, "VALUE")).startswith(f"{name}="):
+        raise RecipeError(f"{name}: write settings as key=value, without spaces: {meant}")
+    known = list_built_in()
+    raise RecipeError(
+        f"recipe {name!r}: neither a file nor a built-in recipe{suggest_nearest(name, known)}. Built in: {', '.join(known)}"
+    )

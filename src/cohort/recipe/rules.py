@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cohort.algorithms.fitting import LOWERED
+from cohort.algorithms.compatibility import LOWERED
 from cohort.algorithms.registry import SAMPLED
 
 if TYPE_CHECKING:
@@ -316,6 +316,13 @@ def list_unread_rewards(recipe: Recipe) -> list[str]:
         return []
     outcome = next((reward for reward in recipe.rewards if reward.outcome), recipe.rewards[0])
     return [name_reward(reward) for reward in recipe.rewards if reward is not outcome and reward.weight]
+
+
+def count_longest_rollout(recipe: Recipe) -> int:
+    """Tokens that a prompt and its completion may have, in training and in evaluation."""
+    prompts = [recipe.prompts, *recipe.evaluation.sets.values()]
+    completion = max(recipe.sampling.max_completion_tokens, recipe.evaluation.max_completion_tokens)
+    return max(config.max_prompt_tokens for config in prompts) + completion
 
 
 def is_pretrained(recipe: Recipe) -> bool:

@@ -11,18 +11,21 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from cohort.recipe.ahead import AheadConfig
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.devices import explain_device
-from cohort.recipe.engines import ABOUT_ENGINES, AUTO, ENGINES
-from cohort.recipe.monitors import MonitorsConfig
-from cohort.recipe.parallel import ParallelConfig
-from cohort.recipe.reward_model import RewardModelConfig
 from cohort.recipe.rules import find_refusal
-from cohort.recipe.section import Section, suggest_nearest
-from cohort.recipe.stopping import parse_conditions
-from cohort.recipe.versions import VERSION, explain_version
-from cohort.recipe.vllm import VllmConfig
+from cohort.recipe.sections import (
+    AheadConfig,
+    MonitorsConfig,
+    ParallelConfig,
+    RewardModelConfig,
+    Section,
+    VllmConfig,
+    suggest_nearest,
+)
+from cohort.recipe.values import ABOUT_ENGINES, AUTO, ENGINES, check_entries, explain_device, parse_conditions
+
+VERSION = 3
+"""The format of a recipe."""
 
 
 class ScratchConfig(Section):
@@ -224,10 +227,7 @@ class SamplingConfig(Section):
     @field_validator("servers")
     @classmethod
     def refuse_other_addresses(cls, given: list[str]) -> list[str]:
-        if given:
-            from cohort.recipe.servers import check_entries  # a plain run has no use for HTTP
-
-            check_entries(given)
+        check_entries(given)
         return given
 
     @property
@@ -352,9 +352,7 @@ class CheckpointsConfig(Section):
 class Recipe(Section):
     """Everything a run depends on."""
 
-    version: int = Field(
-        VERSION, description="In which words the recipe is written; a file without one is of version 0. See Versions, below."
-    )
+    version: int = Field(VERSION, description="Format of the recipe. Another number is refused.")
     name: str = Field("", description='Name of the run folder; "" makes one from the recipe and the time.')
     runs_folder: str = Field("runs", description="Folder in which run folders are made.")
     seed: int = Field(0, ge=0, lt=2**63, description="All randomness is keyed by it.")
@@ -387,8 +385,9 @@ class Recipe(Section):
     @classmethod
     def refuse_other_version(cls, version: int) -> int:
         if version != VERSION:
-            old = f"it is {VERSION} once a recipe is read; an older one is stated in the file it belongs to, which is brought up to date"
-            raise ValueError(explain_version(version) or old)
+            raise ValueError(
+                f"this cohort reads recipes of version {VERSION} only; use the cohort that wrote this one, or rewrite it."
+            )
         return version
 
     @model_validator(mode="after")

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 from cohort.base.importing import NotImportable, is_own, load_function
 from cohort.base.trees import copy_value
 from cohort.errors import CohortError, RewardError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import OFFERED, RewardCall, Signature, TrainerState, pick_accepted, read_parameters
 from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed, RewardEntry

@@ -1,1 +1,1 @@
-"""The commands: doctor, evaluate, compare, audit, bench, dashboard and others."""
+"""The commands: doctor, evaluate, look, export, compare, audit, serve and dashboard."""

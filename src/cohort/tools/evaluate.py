@@ -1,8 +1,8 @@
-"""`cohort evaluate`: any run or model, on held-out problems, with intervals; several targets are compared in pairs.
+"""`cohort evaluate` and `cohort.evaluate`: runs and models on held-out problems, with intervals; several targets in pairs.
 
-A pair needs the same problem on both sides. So all targets are evaluated on the problems of the first one (or of
---recipe), with its rewards, evaluation settings and seed; each brings its own model. That includes what another run may
-have been trained on, which is counted and said.
+A pair needs the same problems on both sides. So all targets are evaluated on the problems of the first one (or of --recipe), with its
+rewards, evaluation settings and seed; each brings only its model. Another run may have been trained on some of these problems, which
+is counted and printed.
 """
 
 from __future__ import annotations
@@ -10,20 +10,23 @@ from __future__ import annotations
 import functools
 import json
 import re
+import tempfile
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cohort.base.text import make_printable, write_estimate, write_percent
-from cohort.data.rows import suggest_file
-from cohort.errors import CohortError, RunError
+from cohort.data.rows import load_rows, suggest_file
+from cohort.errors import CohortError, RecipeError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, PairedDifference
 from cohort.observe.changes import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
-from cohort.recipe.materials import Materials
-from cohort.recipe.schema import Recipe
+from cohort.recipe.schema import EvaluationConfig, Recipe
+from cohort.recipe.trl_names import TRL_NAMES
+from cohort.recipe.values import Materials
+from cohort.training.handed_in import save_handed_in
 from cohort.training.run_weights import Target, find_weights, follow_products, load_weights
 
 if TYPE_CHECKING:
@@ -32,9 +35,19 @@ if TYPE_CHECKING:
     from cohort.training.build import Data
     from cohort.types import Prompt
 
-
 DIFFERENCES = {"rose": "higher", "fell": "lower"}
 HUB_ID = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?")
+EVALUATED = {"evaluation", "prompts", "sampling", "model", "seed", "train.max_fault_share"}
+"""Sections and keys of a recipe that an evaluation reads."""
+NOT_EVALUATED = {
+    "evaluation.every_steps",
+    "evaluation.every_problems",
+    "prompts.shuffle",
+    "sampling.temperature",
+    "sampling.top_p",
+    "sampling.top_k",
+}
+"""Keys of these sections that it does not read."""
 
 
 @dataclass(frozen=True)
@@ -44,7 +57,10 @@ class Problems:
     label: str
     recipe: Recipe
     folder: RunFolder | None
-    """The run they come from, which may hold rows that were handed in from Python."""
+    """The run they come from, which may hold rows that were passed from Python."""
+
+    def read_kept_rows(self) -> Materials:
+        return self.folder.read_kept_rows(self.recipe) if self.folder else Materials()
 
 
 @dataclass(frozen=True)
@@ -56,12 +72,15 @@ class TargetResult:
 
 
 def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrides: Sequence[str], output: Path | None) -> None:
+    """`cohort evaluate`: evaluate the targets in turn, print their numbers and compare each with the first."""
     from rich.console import Console
 
     from cohort.evaluation.evaluate import compare
+    from cohort.rewards.of_run import RunRewards
 
     for target in targets:
-        refuse_setting(target)
+        if "=" in target and not Path(target).exists():
+            raise RunError(f"{target!r} is neither a run nor a model. Give settings with --set: --set {target}")
     problems = find_problems(targets[0], recipe, overrides)
     found = [find_target(target, checkpoint, overrides, problems) for target in targets]
     refuse_lost_rewards(problems)
@@ -69,11 +88,15 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
     file = output.absolute() if output else None
     console = Console(highlight=False)
     if len(found) > 1:
-        shared = (
-            f"all targets are evaluated on the problems of {problems.label}, with its rewards, evaluation settings and seed"
-        )
-        say(console, f"{shared}; each with its own model")
-    results = evaluate_targets(console, found, problems)
+        say(console, f"all targets are evaluated on the problems of {problems.label}, with its rewards, settings and seed")
+    refuse_busy_servers(problems)
+    results: list[TargetResult] = []
+    with RunRewards.for_run(problems.recipe) as rewards:  # reward workers start before torch is imported
+        data = load_problems(problems)
+        for found_target in found:
+            say(console, f"evaluating {describe_target(found_target)}")
+            results.append(evaluate_target(console, found_target, problems, data, rewards))
+            print_table(console, found_target, results[-1].evaluation)
     comparisons: dict[str, Any] = {}
     for result in results[1:]:
         comparison = compare(results[0].evaluation, result.evaluation)
@@ -89,18 +112,85 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
         say(console, f"written to {output}")
 
 
-# -- what to evaluate, and on what -------------------------------------------------------------------------------------
+def evaluate_from_python(
+    source: str,
+    materials: Materials,
+    recipe: Path | None,
+    values: dict[str, Any],
+    settings: Mapping[str, Any],
+    checkpoint: str,
+) -> Evaluation:
+    """`cohort.evaluate`: one model, on rows from Python or on the problems of its run or recipe."""
+    from rich.console import Console
+
+    from cohort.rewards.of_run import RunRewards
+
+    run = open_run_at(Path(source)) if source and materials.model is None else None
+    if checkpoint and run is None:
+        raise RunError(f"checkpoint: {source or 'the model'} is not a run folder, so it has no checkpoints; leave it out.")
+    file = recipe or (run.recipe_file if run else None)
+    for argument, key in (("prompts", "prompts.source"), ("rewards", "rewards")):
+        if file is None and key not in values:
+            raise RecipeError(f"cohort.evaluate needs {argument}=...; or a run as model, or recipe=, that has them.")
+    has_rows = "prompts.source" in values
+    keys = resolve_settings(settings, has_rows)
+    if has_rows:  # the source and its settings are replaced; how a row becomes a prompt stays
+        values |= {"prompts.args": {}, "prompts.limit": 0, "prompts.split": "train", "evaluation.sets": {}}
+    resolved = make_paths_absolute(load_recipe(file, values=values | keys))
+    problems = Problems(source or "prompts", resolved, None if has_rows else run)
+    refuse_lost_rewards(problems, materials.functions)
+    console = Console(stderr=True, highlight=False)
+    model_keys = {key: value for key, value in keys.items() if key.startswith("model")}
+    target = find_target(source, checkpoint, [], problems, model_keys) if materials.model is None else None
+    with (
+        tempfile.TemporaryDirectory(prefix="cohort-evaluate-") as scratch,
+        RunRewards.for_run(resolved, materials.functions) as rewards,  # reward workers start before torch is imported
+    ):
+        from cohort.training import build
+
+        if has_rows:
+            rows = load_rows(resolved.prompts, resolved.seed, materials.rows)
+            data = build.Data([], {"prompts": (resolved.prompts, rows)}, None)
+            if "evaluation.max_problems" not in keys:
+                whole = resolved.evaluation.model_copy(update={"max_problems": len(rows)})
+                problems = replace(problems, recipe=resolved.model_copy(update={"evaluation": whole}))
+        else:
+            data = load_problems(problems)
+        if target is None:
+            assert materials.model is not None
+            save_handed_in(*materials.model, Path(scratch) / "model")
+            target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)
+        elif target.words:
+            say(console, f"evaluating {describe_target(target)}")
+        return evaluate_target(console, target, problems, data, rewards).evaluation
 
 
-def refuse_setting(target: str) -> None:
-    """`evaluation.samples=8` stands behind the recipe of `cohort train`; here every bare word is a target."""
-    if "=" in target and not Path(target).exists():
-        raise RunError(f"{target!r} is neither a run nor a model. A setting is given with --set: --set {target}")
+def resolve_settings(settings: Mapping[str, Any], has_rows: bool) -> dict[str, Any]:
+    """Settings by their full key; undotted ones of [evaluation] come first. Raises RecipeError for keys that are not read."""
+    keys: dict[str, Any] = {}
+    for key, value in settings.items():
+        if "." in key or is_section_value(key, value):
+            keys |= {f"{key}.{inner}": one for inner, one in value.items()} if isinstance(value, Mapping) else {key: value}
+            continue
+        # Other tools' names of [evaluation] keys; in training the same name may mean another key.
+        ours = TRL_NAMES.get(key, "").rpartition(".")[2]
+        ours = "samples" if ours == "group_size" else ours
+        if ours in EvaluationConfig.model_fields:
+            raise RecipeError(f"{key}: cohort.evaluate calls it {ours}.")
+        keys[f"evaluation.{key}" if key in EvaluationConfig.model_fields else resolve_undotted(key)] = value
+    for key in keys:
+        ignored = key in NOT_EVALUATED or not {key, key.partition(".")[0]} & EVALUATED
+        if ignored or (has_rows and key in ("evaluation.held_out", "evaluation.sets")):
+            raise RecipeError(f"{key}: an evaluation of these problems does not read it; leave it out.")
+    return keys
+
+
+# -- problems and targets ----------------------------------------------------------------------------------------------
 
 
 def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems:
-    """Those of --recipe where it is given, else those of the first target, which must then be a run."""
-    from cohort.recipe.built_in import find_recipe
+    """The problems of --recipe if it is given, else those of the first target, which must then be a run."""
+    from cohort.recipe.file import find_recipe
 
     if recipe:
         path = Path(recipe)
@@ -115,19 +205,19 @@ def find_problems(first: str, recipe: str, overrides: Sequence[str]) -> Problems
 def find_target(
     target: str, checkpoint: str, overrides: Sequence[str], problems: Problems, values: Mapping[str, Any] | None = None
 ) -> Target:
-    """A run has a recipe of its own, of which the model counts here; a model is loaded as the problems' recipe says."""
+    """The model of a run by the run's own recipe, or a model loaded with the settings of the problems' recipe."""
     folder = open_run_at(Path(target))
     if folder is None:
         refuse_missing_model(target)
         source = str(Path(target).absolute()) if Path(target).is_dir() else target
         return Target(target, source, None, problems.recipe, None)
-    recipe = make_paths_absolute(load_recipe(folder.recipe_file, select_model_words(overrides), values))
+    recipe = make_paths_absolute(load_recipe(folder.recipe_file, select_model_overrides(overrides), values))
     found = find_weights(folder, checkpoint, folder.use_kept_base(recipe))
     return replace(found, label=target + found.label.removeprefix(str(folder.root)))
 
 
 def refuse_missing_model(target: str) -> None:
-    """Found out before the first target is evaluated. Whether the hub has a name is known only when it is asked."""
+    """Raise RunError, before anything is evaluated, for a target that cannot be a run, a model folder or a hub id."""
     path = Path(target)
     if path.is_dir():
         if not any((path / name).is_file() for name in MODEL_FILES):
@@ -137,24 +227,24 @@ def refuse_missing_model(target: str) -> None:
     elif path.exists() and path.suffix.lower() != ".gguf":
         raise RunError(f"{target} is a file; name the folder of a run or of a model.")
     elif not path.exists() and (not HUB_ID.fullmatch(target) or ("/" in target and any(path.parent.glob("*/recipe.toml")))):
-        # runs/nmae would do as a hub id, but not where runs/ holds runs.
+        # runs/nmae could be a hub id, but not if runs/ holds runs.
         hint = suggest_file(path) or "."
         raise RunError(f"{target}: no such folder{hint} Name a run, a model folder or a hub id (owner/name).")
 
 
-def select_model_words(overrides: Sequence[str]) -> list[str]:
-    """The overrides that concern the model; the others were meant for the problems and may not fit another recipe."""
+def select_model_overrides(overrides: Sequence[str]) -> list[str]:
+    """The overrides of [model]; the others are for the problems and may not fit another recipe."""
 
-    def section(override: str) -> str:
-        key, _, text = (word.strip() for word in override.partition("="))
+    def find_section(override: str) -> str:
+        key, _, text = (part.strip() for part in override.partition("="))
         whole = "." in key or is_section_value(key, parse_value(text))
         return (key if whole else resolve_undotted(key)).partition(".")[0]
 
-    return [override for override in overrides if section(override) == "model"]
+    return [override for override in overrides if find_section(override) == "model"]
 
 
 def refuse_lost_rewards(problems: Problems, functions: Container[str] = ()) -> None:
-    """A closure, a lambda or a function of a notebook was never written down; only the person still has it."""
+    """Raise RunError for rewards that were closures, lambdas or notebook functions, which a recipe cannot store."""
     for place, part in problems.recipe.list_rewards().items():
         if part.function.startswith("python:") and part.function not in functions:
             raise RunError(
@@ -166,17 +256,17 @@ def refuse_lost_rewards(problems: Problems, functions: Container[str] = ()) -> N
 
 
 def refuse_busy_servers(problems: Problems) -> None:
-    """Servers have the weights of one at a time: an evaluation there would end the run that samples from them."""
+    """Raise RunError if the servers are in use by a training run: an evaluation would replace their weights and end that run."""
     servers, folder = problems.recipe.sampling.servers, problems.folder
     if servers and folder is not None and folder.is_in_use:
         raise RunError(
-            f"{problems.label} is being trained, and its servers ({', '.join(servers)}) would be given other weights. Wait for it, or sample in this "
-            "process: --set sampling.servers=[] --set sampling.engine=auto"
+            f"{problems.label} is being trained, and an evaluation would replace the weights on its servers ({', '.join(servers)}). Wait for "
+            "the run, or sample in this process: --set sampling.servers=[] --set sampling.engine=auto"
         )
 
 
 def refuse_unwritable(output: Path | None) -> None:
-    """Found out before the evaluation, which may take an hour, and not after it."""
+    """Raise RunError before the evaluation, which may take an hour, if its output cannot be written."""
     if output is None:
         return
     existed = output.exists()
@@ -186,17 +276,13 @@ def refuse_unwritable(output: Path | None) -> None:
             output.unlink()
     except OSError as problem:
         reason = f"the folder {output.parent} does not exist" if not output.parent.exists() else problem.strerror
-        raise RunError(f"--output {output}: cannot be written ({reason}); name a file in a folder that can.") from problem
-
-
-def read_kept_rows(recipe: Recipe, folder: RunFolder | None) -> Materials:
-    return Materials() if folder is None else folder.read_kept_rows(recipe)
+        raise RunError(f"--output {output}: cannot be written ({reason}); name a file in a writable folder.") from problem
 
 
 def load_problems(problems: Problems) -> Data:
     from cohort.training import build
 
-    data = build.load_data(problems.recipe, read_kept_rows(problems.recipe, problems.folder))
+    data = build.load_data(problems.recipe, problems.read_kept_rows())
     if not data.sets:
         raise RunError("the recipe has no evaluation: set evaluation.samples and evaluation.held_out or [evaluation.sets].")
     return data
@@ -205,25 +291,8 @@ def load_problems(problems: Problems) -> Data:
 # -- evaluating --------------------------------------------------------------------------------------------------------
 
 
-def evaluate_targets(console: Any, targets: Sequence[Target], problems: Problems) -> list[TargetResult]:
-    """One after another, each printed as soon as it is there."""
-    from cohort.rewards.of_run import RunRewards
-
-    refuse_busy_servers(problems)
-    recipe = problems.recipe
-    results = []
-    # Reward workers start before torch is imported, as in training.
-    with RunRewards.for_run(recipe) as rewards:
-        data = load_problems(problems)
-        for target in targets:
-            say(console, f"evaluating {target.label}{f': {target.words}' if target.words else ''}")
-            results.append(evaluate_target(console, target, problems, data, rewards))
-            print_table(console, target, results[-1].evaluation)
-    return results
-
-
 def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RunRewards) -> TargetResult:
-    """Load, sample, score. Of the target's own recipe the model alone counts."""
+    """Load the target's model, sample and score. Everything else comes from the problems' recipe."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build
     from cohort.training.stages import make_evaluation_sampling
@@ -260,17 +329,19 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
 def count_seen_problems(
     console: Any, target: Target, problems: Problems, sets: Mapping[str, Sequence[Prompt]]
 ) -> dict[str, int]:
-    """How many problems of each set a run was trained on: what one run holds out, another with its own split may train on."""
+    """Set -> how many of its problems another run was trained on: its split may differ from that of the problems."""
     from cohort.data.prompts import make_content_key
     from cohort.data.rows import render
     from cohort.training import build
 
-    if target.folder is None or target.recipe == problems.recipe:  # its own problems: held out, and checked when encoded
+    if target.folder is None or target.recipe == problems.recipe:  # its own problems are held out
         return {}
     try:
-        own = build.load_data(target.recipe, read_kept_rows(target.recipe, target.folder))
+        own = build.load_data(target.recipe, target.folder.read_kept_rows(target.recipe))
     except (CohortError, OSError) as problem:
-        say(console, f"note: whether {target.label} was trained on some of these problems is not known: {problem}")
+        say(
+            console, f"note: {target.label} may have been trained on some of these problems; its rows cannot be read: {problem}"
+        )
         return {}
     used = [(target.recipe.prompts, own.train), *([own.demonstrations] if own.demonstrations else [])]
     trained = {make_content_key(render(row, config, "prompts")) for config, rows in used for row in rows}
@@ -278,7 +349,7 @@ def count_seen_problems(
     seen = {name: count for name, count in seen.items() if count}
     for name, count in seen.items():
         overlap = f"{target.label} was trained on {count} of the {len(sets[name])} problems of {name}"
-        say(console, f"warning: {overlap}; on those its score is memory, not skill")
+        say(console, f"warning: {overlap}; its score on those shows memory, not skill")
     return seen
 
 
@@ -286,8 +357,12 @@ def count_seen_problems(
 
 
 def say(console: Any, text: str) -> None:
-    """One line stays one line, however narrow the log is."""
+    """Print one line without wrapping it."""
     console.print(make_printable(text), markup=False, soft_wrap=True)
+
+
+def describe_target(target: Target) -> str:
+    return f"{target.label}: {target.words}" if target.words else target.label
 
 
 def print_comparison(
@@ -299,15 +374,15 @@ def print_comparison(
             verdict = DIFFERENCES.get(paired.verdict, "no clear difference")
             say(console, f"{name} {what}: {pair} {write_difference(paired)[0]} points ({paired.sureness}): {verdict}")
         if name not in comparison:
-            say(console, f"{name}: {pair}: no problem with a verdict on both sides, so nothing to compare")
+            say(console, f"{name}: {pair}: no problem has a verdict on both sides, so there is nothing to compare")
 
 
 def print_table(console: Any, target: Target, result: Evaluation) -> None:
-    from cohort.base.table import make_table
+    from cohort.base.text import make_table
 
     for name, estimates in result.sets.items():
         counts = result.counts[name]
-        # A reward is no share: shaping takes it anywhere.
+        # A reward is not a share: shaping rewards can take it anywhere.
         written = {
             what: write_estimate(one.value, one.low, one.high, share=what != "reward") for what, one in estimates.items()
         }
@@ -323,4 +398,4 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
         for reason, figures in missing.items():
             say(console, f"note: {', '.join(figures)}: {reason}")
         if counts["problems"] < FEW_PROBLEMS:
-            say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so few differences will be clear")
+            say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so only large differences will be clear")

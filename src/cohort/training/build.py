@@ -12,9 +12,20 @@ import torch
 
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
-from cohort.data.prompts import PromptReport, PromptStream, assert_disjoint, describe_split, make_prompts, split_held_out
+from cohort.data.prompts import (
+    CHOSEN,
+    REJECTED,
+    PromptReport,
+    PromptStream,
+    WrittenRow,
+    assert_disjoint,
+    describe_split,
+    make_demonstrations,
+    make_pairs,
+    make_prompts,
+    split_held_out,
+)
 from cohort.data.rows import Row, load_rows
-from cohort.data.written import CHOSEN, REJECTED, WrittenRow, make_demonstrations, make_pairs
 from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine, RemoteSetup
 from cohort.errors import EngineError, ModelError, PromptError, RankError
@@ -26,10 +37,9 @@ from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
-from cohort.recipe.materials import PYTHON_ROWS, Materials
-from cohort.recipe.rules import gold_column
+from cohort.recipe.rules import count_longest_rollout, gold_column
 from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
-from cohort.recipe.servers import count_longest_rollout
+from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
 
 HELD_OUT = "held_out"

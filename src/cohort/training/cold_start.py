@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from cohort.base.interrupts import defer_interrupts
-from cohort.data.prompts import PromptStream
-from cohort.data.written import WrittenRow
+from cohort.data.prompts import PromptStream, WrittenRow
 from cohort.model.examples import Example
 from cohort.model.packing import pack
 from cohort.training.parts import Parts

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.advantages import Steps, TokenCredit
-from cohort.algorithms.kl import k1
 from cohort.algorithms.named import find_named
+from cohort.algorithms.regions import k1
 from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.errors import RecipeError
 from cohort.model.examples import Example, Examples, join_examples

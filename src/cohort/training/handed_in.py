@@ -10,8 +10,8 @@ from typing import Any
 from cohort.data.rows import load_rows
 from cohort.errors import ModelError, RunError
 from cohort.observe.run_folder import RunFolder
-from cohort.recipe.materials import Materials
 from cohort.recipe.schema import Recipe
+from cohort.recipe.values import Materials
 
 
 def keep_rows(recipe: Recipe, folder: RunFolder, given: Materials, say: Callable[[str], None]) -> Materials:

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.algorithms.kl import corrected
 from cohort.algorithms.named import find_named
-from cohort.algorithms.regions import Surrogate, Tokens, compute_mismatch_weights, ratio, unbounded
+from cohort.algorithms.regions import Surrogate, Tokens, compute_mismatch_weights, corrected, ratio, unbounded
 from cohort.algorithms.registry import Choice
 from cohort.base.importing import reason
 from cohort.errors import RecipeError

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -17,7 +18,6 @@ from cohort.evaluation.evaluate import make_problem_key
 from cohort.model.architecture import ASKS_FOR_BALANCE, count_positions
 from cohort.model.chat import find_end_of_turn_id
 from cohort.model.frozen import inspect_teacher
-from cohort.recipe.foreign import explain_missing
 from cohort.recipe.rules import scores_prompts
 from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import importable_name
@@ -32,6 +32,11 @@ from cohort_verify.sandbox import JailUnavailable, find_tier
 
 Level = Literal["ok", "warning", "failure"]
 GOLD_ROWS = 64
+CUTS = re.compile(
+    r"temperature|top_\w+|min_p|typical_p|\w+_cutoff|\w*penalty|no_repeat_ngram_size|bad_words_ids|\w*suppress_tokens|sequence_bias|"
+    r"min_length|min_new_tokens|num_beam\w*|guidance_scale"
+)
+"""Settings of a generation_config that change which tokens are sampled."""
 FORMATS = ("think_format", "think_answer_format", "regex_format")
 """The rewards that pay 1.0 for a form."""
 
@@ -284,12 +289,7 @@ def check_form(parts: Parts, encoded: EncodedData) -> Iterator[Check]:
 def describe_generation(parts: Parts) -> str:
     """What the model's own generation_config.json would cut, punish or forbid, which sampling in training never does."""
     asked = parts.policy.model.generation_config.to_diff_dict()
-    how = ("use_cache", "cache_implementation")  # another tool's words too, and they change no token
-    cuts = {
-        name: value
-        for name, value in asked.items()
-        if name in ("top_p", "top_k", "temperature") or (explain_missing(name) and name not in how)
-    }
+    cuts = {name: value for name, value in asked.items() if CUTS.fullmatch(name)}
     listed = ", ".join(f"{name} {value}" for name, value in cuts.items())
     return f"the checkpoint's generation_config is not used{f': {listed}' if listed else ''}"
 

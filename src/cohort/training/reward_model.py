@@ -30,8 +30,8 @@ from cohort.model.optim import Adding, Optimizer, cast_parameters
 from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
 from cohort.ops.layout import Selection, lay_out
-from cohort.recipe.reward_model import RewardModelConfig
 from cohort.recipe.schema import OptimizerConfig
+from cohort.recipe.sections import RewardModelConfig
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs
 
 PART = "reward_model"

@@ -19,8 +19,8 @@ from cohort.base.interrupts import defer_interrupts
 from cohort.errors import CheckpointError, RunError
 from cohort.observe.run_folder import RunFolder, open_run_at
 from cohort.recipe.file import dump_recipe
-from cohort.recipe.materials import PYTHON_MODEL, Materials
 from cohort.recipe.schema import Recipe
+from cohort.recipe.values import PYTHON_MODEL, Materials
 from cohort.training.handed_in import save_handed_in
 
 if TYPE_CHECKING:

@@ -78,7 +78,7 @@ class WrittenSource:
     def complete(
         self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
     ) -> list[list[Completion]]:
-        # Not sampled, so there are no sampling log-probs; nothing reads them (algorithms/fitting.py).
+        # Not sampled, so there are no sampling log-probs; nothing reads them (algorithms/compatibility.py).
         return [
             [Completion(ids, (0.0,) * len(ids), "stop", self.decode(ids)) for ids in self.completions[prompt.index]]
             for prompt in prompts

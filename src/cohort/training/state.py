@@ -15,8 +15,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from cohort.base.collector import freeze_objects
 from cohort.base.interrupts import defer_interrupts
+from cohort.base.processes import freeze_objects
 from cohort.base.stopwatch import Stopwatch
 from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from cohort.algorithms.kl import k1
+from cohort.algorithms.regions import k1
 from cohort.base.stopwatch import Stopwatch
 from cohort.model.examples import Example, Examples, join_examples
 from cohort.model.frozen import Teacher

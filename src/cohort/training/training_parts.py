@@ -11,9 +11,9 @@ from cohort.model.critic import Critic, NoCritic
 from cohort.model.frozen import Reference, digest_weights, load_teacher
 from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
 from cohort.model.policy import Policy
-from cohort.recipe.materials import Materials
 from cohort.recipe.rules import find_ahead, needs_reference
 from cohort.recipe.schema import Recipe
+from cohort.recipe.values import Materials
 from cohort.rewards.contract import Scorer
 from cohort.training import build
 from cohort.training.build import EncodedData, make_engine

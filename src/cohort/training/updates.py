@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.algorithms.kl import k3
-from cohort.algorithms.regions import Surrogate
+from cohort.algorithms.regions import Surrogate, k3
 from cohort.base.world import World
 from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import InvariantError

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from cohort.algorithms.named import NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import NAMED, PRESETS
 from cohort.observe.token_record import list_recorded_steps
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.tools.dashboard.lab.algorithms import (

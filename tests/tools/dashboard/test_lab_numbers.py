@@ -8,8 +8,7 @@ import math
 import pytest
 import torch
 
-from cohort.algorithms.named import NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import NAMED, PRESETS
 from cohort.tools.dashboard.lab import answers, clipping, difficulty, divergence, groups, lengths, pushing
 from cohort.tools.dashboard.lab.pages import load_stations
 from cohort.tools.dashboard.shelf import Shelf

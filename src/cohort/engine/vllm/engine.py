@@ -44,7 +44,7 @@ from cohort.engine.vllm.generation import (
 from cohort.engine.vllm.servers import Fleet, Server, ServerLost
 from cohort.engine.vllm.weights import make_pusher, push_weights
 from cohort.errors import EngineError
-from cohort.recipe.servers import read_servers
+from cohort.recipe.values import read_servers
 from cohort.types import Completion, NoiseKey, Request, Sampling
 
 SLOTS = 256

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cohort.base.http import FAILURES, Endpoint, Response, find_addresses, run_in_loop, send
-from cohort.recipe.servers import parse_address
+from cohort.recipe.values import parse_address
 
 MOST_BYTES = 4 << 20
 """Limit for responses without completions."""

@@ -22,9 +22,8 @@ from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RecipeError
 from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
-from cohort.recipe.monitors import MonitorsConfig
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import MonitorsConfig, suggest_nearest
 
 if TYPE_CHECKING:
     from cohort.observe.diagnosis.watch import FindingWatch

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from cohort.base.trees import copy_value
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 
 if TYPE_CHECKING:
     from cohort.observe.diagnosis.finding import Finding

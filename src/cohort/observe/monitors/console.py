@@ -18,8 +18,7 @@ from rich.progress import MofNCompleteColumn, Progress, SpinnerColumn, TaskID, T
 from rich.table import Column, Table
 from rich.text import Text
 
-from cohort.base.table import make_table
-from cohort.base.text import make_printable, write_duration, write_estimate, write_percent, write_rate
+from cohort.base.text import make_printable, make_table, write_duration, write_estimate, write_percent, write_rate
 from cohort.observe.ahead import describe_ahead
 from cohort.observe.changes import describe_changes
 from cohort.observe.diagnosis.history import History, count_judged

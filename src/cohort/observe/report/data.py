@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.algorithms.named import Own
-from cohort.errors import RecipeError, RunError
+from cohort.errors import RunError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
 from cohort.observe.changes import read_change
@@ -23,8 +23,7 @@ from cohort.observe.report.charts import Marker
 from cohort.observe.rollouts import read_rollouts
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.versions import bring_up_to_date
-from cohort.recipe.words import describe_algorithm, describe_own
+from cohort.recipe.describe import describe_algorithm, describe_own
 
 
 class RunData:
@@ -223,13 +222,9 @@ def read_text(path: Path) -> str:
 
 def parse_recipe(text: str) -> dict[str, Any]:
     try:
-        tree = tomllib.loads(text)
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError:
         return {}
-    try:
-        return bring_up_to_date(tree)
-    except RecipeError:  # from the future: what it shares with today is still worth telling
-        return tree
 
 
 def parse_object(text: str) -> dict[str, Any]:

@@ -34,27 +34,10 @@ def _fourth_power(codes):  # type: ignore[no-untyped-def]
 
 @triton.jit(do_not_specialize=["key_1", "key_2"])
 def _adam8_kernel(  # type: ignore[no-untyped-def]
-    master_ptr,
-    gradient_ptr,
-    first_codes_ptr,
-    first_scales_ptr,
-    second_codes_ptr,
-    second_scales_ptr,
-    size,
-    shrink,
-    step_size,
-    beta1,
-    one_minus_beta1,
-    beta2,
-    one_minus_beta2,
-    epsilon,
-    inverse_correction2_root,
-    bound,
-    key_1,
-    key_2,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    master_ptr, gradient_ptr, first_codes_ptr, first_scales_ptr, second_codes_ptr, second_scales_ptr, size, shrink, step_size,
+    beta1, one_minus_beta1, beta2, one_minus_beta2, epsilon, inverse_correction2_root, bound, key_1, key_2,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     at = row[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
     inside = at < size
@@ -106,24 +89,7 @@ def update_fused(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule,
     size = master.numel()
     with torch.cuda.device_of(master):  # Triton launches on the current device, which need not be the tensor's
         _adam8_kernel[(triton.cdiv(size, ROWS * BLOCK),)](
-            master,
-            gradient,
-            moments.first_codes,
-            moments.first_scales,
-            moments.second_codes,
-            moments.second_scales,
-            size,
-            1.0 - rule.rate * rule.decay,
-            rule.rate / rule.correction1,
-            rule.beta1,
-            1.0 - rule.beta1,
-            rule.beta2,
-            1.0 - rule.beta2,
-            rule.epsilon,
-            1.0 / rule.correction2_root,
-            rule.bound,
-            key[0],
-            key[1],
-            ROWS=ROWS,
-            BLOCK=BLOCK,
-        )
+            master, gradient, moments.first_codes, moments.first_scales, moments.second_codes, moments.second_scales, size,
+            1.0 - rule.rate * rule.decay, rule.rate / rule.correction1, rule.beta1, 1.0 - rule.beta1, rule.beta2,
+            1.0 - rule.beta2, rule.epsilon, 1.0 / rule.correction2_root, rule.bound, key[0], key[1], ROWS=ROWS, BLOCK=BLOCK,
+        )  # fmt: skip

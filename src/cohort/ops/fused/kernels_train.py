@@ -55,21 +55,9 @@ def _add_norm_forward_kernel(
 
 @triton.jit(do_not_specialize=["rows"])
 def _add_norm_backward_kernel(
-    d_normed,
-    d_total,
-    total,
-    inverse,
-    weight,
-    d_input,
-    normed,
-    partial,
-    rows,
-    COLUMNS: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr,
-    WRITE_NORMED: tl.constexpr,
-    WEIGHT_GRADIENT: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    d_normed, d_total, total, inverse, weight, d_input, normed, partial, rows, COLUMNS: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, WRITE_NORMED: tl.constexpr, WEIGHT_GRADIENT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     program = tl.program_id(0).to(tl.int64)
     programs = tl.num_programs(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
@@ -121,23 +109,10 @@ def _load_head_scale(query_norm, key_norm, head, at, inside, QUERY_HEADS: tl.con
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotary_forward_kernel(
-    qkv,
-    cosine,
-    sine,
-    query_norm,
-    key_norm,
-    out,
-    tokens,
-    epsilon,
-    QUERY_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    OUT_WIDTH: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
+    qkv, cosine, sine, query_norm, key_norm, out, tokens, epsilon, QUERY_HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
+    DIM: tl.constexpr, OUT_WIDTH: tl.constexpr, HAS_NORM: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr,
     BLOCK: tl.constexpr,
-):
+):  # fmt: skip
     HALF: tl.constexpr = DIM // 2
     WIDTH: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * DIM
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS))[:, None, None].to(tl.int64)
@@ -170,35 +145,11 @@ def _load_heads(query, key, value, query_at, key_at, value_at, shift, is_query, 
 
 @triton.jit(do_not_specialize=["tokens"])
 def _rotary_backward_kernel(
-    d_query,
-    d_key,
-    d_value,
-    qkv,
-    cosine,
-    sine,
-    query_norm,
-    key_norm,
-    d_qkv,
-    bias_partial,
-    norm_partial,
-    tokens,
-    query_stride,
-    query_head_stride,
-    key_stride,
-    key_head_stride,
-    value_stride,
-    value_head_stride,
-    epsilon,
-    QUERY_HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
-    DIM: tl.constexpr,
-    HAS_NORM: tl.constexpr,
-    BIAS_GRADIENT: tl.constexpr,
-    NORM_GRADIENT: tl.constexpr,
-    TOKENS: tl.constexpr,
-    HEADS: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    d_query, d_key, d_value, qkv, cosine, sine, query_norm, key_norm, d_qkv, bias_partial, norm_partial, tokens, query_stride,
+    query_head_stride, key_stride, key_head_stride, value_stride, value_head_stride, epsilon, QUERY_HEADS: tl.constexpr,
+    KV_HEADS: tl.constexpr, DIM: tl.constexpr, HAS_NORM: tl.constexpr, BIAS_GRADIENT: tl.constexpr,
+    NORM_GRADIENT: tl.constexpr, TOKENS: tl.constexpr, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     HALF: tl.constexpr = DIM // 2
     TURNED: tl.constexpr = QUERY_HEADS + KV_HEADS
     WIDTH: tl.constexpr = (QUERY_HEADS + 2 * KV_HEADS) * DIM
@@ -316,14 +267,9 @@ def add_norm_forward(
     block = triton.next_power_of_2(columns)
     added_TH = hidden_TH if delta_TH is None else delta_TH.contiguous()
     _launch(
-        _add_norm_forward_kernel,
-        (rows,),
-        (hidden_TH, added_TH, weight_H, total_TH, normed_TH, inverse_T, epsilon),
-        COLUMNS=columns,
-        HAS_DELTA=delta_TH is not None,
-        BLOCK=block,
-        num_warps=_choose_warps(block),
-    )
+        _add_norm_forward_kernel, (rows,), (hidden_TH, added_TH, weight_H, total_TH, normed_TH, inverse_T, epsilon),
+        COLUMNS=columns, HAS_DELTA=delta_TH is not None, BLOCK=block, num_warps=_choose_warps(block),
+    )  # fmt: skip
     return total_TH, normed_TH, inverse_T
 
 
@@ -342,16 +288,11 @@ def add_norm_backward(
     residual_TH = total_TH if d_total_TH is None else d_total_TH.contiguous()
     outputs = (d_input_TH, total_TH if normed_TH is None else normed_TH, inverse_T if partial_PH is None else partial_PH)
     _launch(
-        _add_norm_backward_kernel,
-        (programs,),
-        (d_normed_TH.contiguous(), residual_TH, total_TH, inverse_T, weight_H, *outputs, rows),
-        COLUMNS=columns,
-        HAS_RESIDUAL=d_total_TH is not None,
-        WRITE_NORMED=want_normed,
-        WEIGHT_GRADIENT=want_weight,
-        BLOCK=block,
+        _add_norm_backward_kernel, (programs,),
+        (d_normed_TH.contiguous(), residual_TH, total_TH, inverse_T, weight_H, *outputs, rows), COLUMNS=columns,
+        HAS_RESIDUAL=d_total_TH is not None, WRITE_NORMED=want_normed, WEIGHT_GRADIENT=want_weight, BLOCK=block,
         num_warps=warps,
-    )
+    )  # fmt: skip
     return d_input_TH, normed_TH, None if partial_PH is None else partial_PH.sum(0).to(weight_H.dtype)
 
 
@@ -362,13 +303,10 @@ def rotary_forward(qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tens
     out_TP = torch.empty(tokens, turned * heads.dim, dtype=qkv_TP.dtype, device=qkv_TP.device) if has_norm else qkv_TP
     tile = _choose_tile(heads, turned, FORWARD_TILE)
     _launch(
-        _rotary_forward_kernel,
-        (triton.cdiv(tokens, tile["TOKENS"]), triton.cdiv(turned, tile["HEADS"])),
-        (qkv_TP, *_list_rotary_inputs(rotary), out_TP, tokens, rotary.epsilon),
-        OUT_WIDTH=out_TP.shape[1],
-        HAS_NORM=has_norm,
+        _rotary_forward_kernel, (triton.cdiv(tokens, tile["TOKENS"]), triton.cdiv(turned, tile["HEADS"])),
+        (qkv_TP, *_list_rotary_inputs(rotary), out_TP, tokens, rotary.epsilon), OUT_WIDTH=out_TP.shape[1], HAS_NORM=has_norm,
         **tile,
-    )
+    )  # fmt: skip
     return heads.queries(out_TP), heads.keys(out_TP), heads.values(qkv_TP)
 
 
@@ -391,14 +329,10 @@ def rotary_backward(
     sums = [rotary.cosine if partial is None else partial for partial in (bias_SP, norm_SP)]
     strides = [stride for gradient in gradients for stride in gradient.stride()[:2]]
     _launch(
-        _rotary_backward_kernel,
-        (programs, head_programs),
+        _rotary_backward_kernel, (programs, head_programs),
         (*gradients, read_TP, *_list_rotary_inputs(rotary), d_qkv_TP, *sums, tokens, *strides, rotary.epsilon),
-        HAS_NORM=rotary.query_norm is not None,
-        BIAS_GRADIENT=want_bias,
-        NORM_GRADIENT=want_norm,
-        **tile,
-    )
+        HAS_NORM=rotary.query_norm is not None, BIAS_GRADIENT=want_bias, NORM_GRADIENT=want_norm, **tile,
+    )  # fmt: skip
     dtype = d_qkv_TP.dtype
     d_norms = [None if norm_SP is None else cut(norm_SP).sum((0, 1)).to(dtype) for cut in (heads.queries, heads.keys)]
     return d_qkv_TP, None if bias_SP is None else bias_SP.sum(0).to(dtype), d_norms[0], d_norms[1]

@@ -12,7 +12,7 @@ Three questions decide, and the tests ask them again of the installed package:
 from __future__ import annotations
 
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort_verify.sandbox import JailUnavailable, find_tier
 
 SAFE_TASKS: tuple[str, ...] = (

@@ -20,7 +20,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash, keyed_share
 from cohort.errors import PromptError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, require_served
 from cohort.rewards.gym.catalogue import REFUSED_TASKS as REFUSED_TASKS
 from cohort.rewards.gym.catalogue import SAFE_TASKS as SAFE_TASKS

@@ -123,11 +123,11 @@ def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
 
 def find_recipe(target: str) -> Path | None:
     """The recipe that a word names; None where it is a reward."""
-    from cohort.recipe.built_in import built_in, find_recipe_path
+    from cohort.recipe.file import find_recipe_path, list_built_in
 
     if target in BUILT_IN or ":" in target:
         return None
-    if target.endswith(".toml") or (Path(target) / "recipe.toml").is_file() or target in built_in():
+    if target.endswith(".toml") or (Path(target) / "recipe.toml").is_file() or target in list_built_in():
         return find_recipe_path(target)
     return None
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cohort.base.keyed import keyed_permutation
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.contract import importable_name
 from cohort.tools.audit import attacks, golds, programs

@@ -12,7 +12,7 @@ from typing import Any
 
 from cohort.base.importing import search_current_folder
 from cohort.errors import RewardError
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, contract
 from cohort.rewards.call import RewardCall, Signature, TrainerState
 from cohort.rewards.entries import Answered, Failed, is_plain

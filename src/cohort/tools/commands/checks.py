@@ -22,9 +22,9 @@ def doctor(
     cohort doctor my.toml --ranks 8   also memory per rank on 1, 2, 4 and 8 ranks
     torchrun --nproc-per-node 8 -m cohort doctor my.toml   also hosts and link
     """
-    from cohort.recipe.built_in import find_recipe, split_words
+    from cohort.recipe.file import find_recipe, split_arguments
 
-    recipe = find_recipe(*split_words(arguments or []))
+    recipe = find_recipe(*split_arguments(arguments or []))
     if os.environ.get("RANK", "0") == "0":
         typer.echo("checking the recipe; loading ...")
 
@@ -54,7 +54,7 @@ def audit(
     shape: Annotated[bool | None, typer.Option("--shape", help="The reward judges only the format, not the answer.")] = None,
     threshold: Annotated[float | None, typer.Option(help="Lowest score of a success (default: 0.5).")] = None,
     timeout_s: Annotated[float | None, typer.Option("--timeout", help="Seconds allowed per completion (default: 10).")] = None,
-    limit: Annotated[int | None, typer.Option(help="Number of rows to use (default: 8 of your own).")] = None,
+    limit: Annotated[int | None, typer.Option(help="Number of rows to use (default: 8 if they are yours).")] = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Also write the findings as JSON.")] = None,
 ) -> int:
     """Test a reward function for exploits before training.

@@ -24,7 +24,7 @@ def algorithms(
     cohort algorithms dapo        every setting of one
     cohort algorithms grpo dapo   the settings that differ
     """
-    from cohort.recipe.words import print_algorithms
+    from cohort.recipe.describe import print_algorithms
 
     print_algorithms(names or [])
 
@@ -35,7 +35,7 @@ def recipes() -> None:
     \b
     cohort recipes    the names that cohort train and cohort doctor accept
     """
-    from cohort.recipe.built_in import built_in
+    from cohort.recipe.file import list_built_in
 
-    for name, first_line in built_in().items():
+    for name, first_line in list_built_in().items():
         typer.echo(f"{name:24} {first_line}")

@@ -18,14 +18,13 @@ UsageError: Any = typer.BadParameter.__base__
 
 def complete_recipe_words(ctx: typer.Context, incomplete: str) -> list[str]:
     """Shell completion: a built-in recipe or recipe file as the first argument, recipe keys everywhere."""
-    from cohort.recipe.built_in import built_in
-    from cohort.recipe.file import list_leaf_fields, shorten_path
+    from cohort.recipe.file import list_built_in, list_leaf_fields, shorten_path
     from cohort.recipe.schema import Recipe
 
     before = ctx.params.get("arguments") or []
     if before and before[-1].endswith("="):  # bash splits the value from its key
         return []
-    recipes = [] if before else [*built_in(), *map(str, Path().glob("*.toml"))]
+    recipes = [] if before else [*list_built_in(), *map(str, Path().glob("*.toml"))]
     paths = [path for path, _ in list_leaf_fields(Recipe)]
     keys = [f"{key}=" for path in paths for key in dict.fromkeys((shorten_path(path), path))]
     found = [word for word in recipes + keys if word.startswith(incomplete)]
@@ -39,7 +38,7 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_algorithm(incomplete: str) -> list[str]:
-    from cohort.algorithms.presets import PRESETS
+    from cohort.algorithms.named import PRESETS
 
     return [name for name in PRESETS if name.startswith(incomplete)]
 

@@ -27,11 +27,11 @@ def train(arguments: RecipeArguments = None) -> int:
       prompts.source = "data.jsonl"              # rows with `prompt` and `answer`
       rewards = [{ function = "math_answer" }]   # or "my_module:my_function"
     """
-    from cohort.recipe.built_in import find_recipe, split_words
-    from cohort.recipe.words import describe_start
+    from cohort.recipe.describe import describe_start
+    from cohort.recipe.file import find_recipe, split_arguments
     from cohort.training.agreement import speaks_to_people
 
-    recipe = find_recipe(*split_words(arguments or []))
+    recipe = find_recipe(*split_arguments(arguments or []))
     if recipe.monitors.console and speaks_to_people():  # importing torch takes seconds, and an empty screen looks like a fault
         typer.echo(describe_start(recipe))
 

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.table import make_table
-from cohort.base.text import make_printable, shorten_text, write_duration, write_percent
+from cohort.base.text import make_printable, make_table, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import UNCLEAR, PairedDifference
 from cohort.observe.changes import colour_change, name_set, write_difference
 from cohort.observe.report.charts import Chart, Figure, Mark, Points, Scale, Series, find_ticks, make_mark, write_value
@@ -15,7 +14,7 @@ from cohort.observe.report.curves import show_charts
 from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import make_card, make_interval_cell
-from cohort.recipe.words import format_value
+from cohort.recipe.describe import format_value
 from cohort.tools.compare.results import Comparison, ContenderResult, RunResult
 
 if TYPE_CHECKING:
@@ -163,7 +162,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 
 def choose_colour(place: int) -> int:
-    """The first contender has its own colour; the others share the rest, in charts of five."""
+    """The first contender has its own colour; the others share five."""
     return 0 if place == 0 else 1 + (place - 1) % (COLOURS - 1)
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from cohort.base.files import lock_file, write_whole
+from cohort.data.prompts import CHOSEN, REJECTED, read_demonstration, read_preference
 from cohort.data.rows import READERS, is_function_name, load_rows
-from cohort.data.written import CHOSEN, REJECTED, read_demonstration, read_preference
 from cohort.errors import PromptError, RunError
 from cohort.recipe.file import dump_recipe
 from cohort.recipe.schema import EvaluationConfig, Recipe

@@ -12,8 +12,8 @@ from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import Evaluation
 from cohort.observe.report.curves import list_held_out
 from cohort.observe.report.data import RunData, as_number
+from cohort.recipe.describe import find_differing, list_used
 from cohort.recipe.schema import Recipe
-from cohort.recipe.words import find_differing, list_used
 from cohort.tools.compare.contenders import BUDGET, Contender, Lineup, flatten
 from cohort.tools.compare.plan import VERSION, Plan, PlannedRun
 

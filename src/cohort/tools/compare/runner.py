@@ -1,7 +1,7 @@
 """Runs what is missing of a plan: each run is a process, a few at a time.
 
-Children are in process groups of their own, so a Ctrl-C reaches only this process, which passes it on once: a second signal would
-stop a run without saving. If this process is killed, the kernel signals the children.
+Each child has its own process group, so a Ctrl-C reaches only this process, which passes it on once: a second signal would stop a run
+without saving. If this process is killed, the kernel signals the children.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def collect_signals() -> Iterator[list[int]]:
 def end_child(
     plan: Plan, child: Child, waiting: list[PlannedRun], outcome: Outcome, interrupted: bool, say: Callable[[str], None]
 ) -> list[PlannedRun]:
-    """Report how a child ended. Returns the runs that can still begin: those that needed a failed start cannot."""
+    """Report how a child ended; returns the waiting runs without those that needed a failed start."""
     run, took = child.run, write_duration(time.monotonic() - child.started)
     if child.process.returncode == 0 and is_finished(plan, run):
         say(f"{run.name}: finished in {took}{describe_result(plan, run)}")
@@ -169,7 +169,7 @@ def end_child(
 
 
 def describe_result(plan: Plan, run: PlannedRun) -> str:
-    """ ", pass@1 41.2 % -> 68.3 %", as far as it was measured."""
+    """ ", pass@1 41.2 % -> 68.3 %", or "" if it was not measured."""
     ends = describe_before_and_after(RunFolder(plan.folder(run.name)).read_summary().get("eval"))
     return f", {ends}" if ends else ""
 

@@ -79,7 +79,7 @@ def as_values(numbers: Sequence[Any] | None, length: int) -> Values | None:
 
 
 def measure_k3(policy_logprobs_T: Values, ref_logprobs_T: Values) -> Values:
-    """The KL to the reference, estimated token by token, with the values of algorithms/kl.py."""
+    """The KL to the reference, estimated token by token, with the values of algorithms/regions.py."""
     difference_T = np.minimum(ref_logprobs_T - policy_logprobs_T, LOG_RATIO_LIMIT)
     return np.asarray(np.expm1(difference_T) - difference_T)
 

@@ -63,8 +63,9 @@ def test_filters_are_in_the_address(visit, dashboard):
     for name in ("wrong but rewarded", "truncated", "duplicates"):
         link = page.page.locator("nav.chips a", has_text=name)
         link.focus()
+        address = link.get_attribute("href")
         press(page, "Enter")
-        page.page.wait_for_load_state("load")
+        page.page.wait_for_url(f"**{address}")
         assert page.page.locator("nav.chips a[aria-current]").inner_text().startswith(name)
         assert page.page.locator("tbody tr").count() > 0
         check_sent(visit, dashboard, page)

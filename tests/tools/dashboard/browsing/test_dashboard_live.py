@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from browsing.stage import Dashboard, Stage, Visit, start_dashboard
-from cohort.recipe.materials import Materials
+from cohort.recipe.values import Materials
 
 sys.path.insert(0, str(Path(__file__).parents[3]))
 

@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from cohort.algorithms.fitting import has_kl_in_loss, has_kl_in_reward
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.compatibility import has_kl_in_loss, has_kl_in_reward
+from cohort.algorithms.named import PRESETS
 from cohort.recipe.algorithm import AlgorithmConfig
+from cohort.recipe.describe import describe_algorithm
 from cohort.recipe.rules import OVERLONG_PART
-from cohort.recipe.words import describe_algorithm
 from cohort.types import Completion, Outcome, Prompt, Rollout
 
 if TYPE_CHECKING:

@@ -6,8 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.algorithms.named import NAMED
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.named import NAMED, PRESETS
 from cohort.algorithms.registry import Choice
 from cohort.recipe.algorithm import AlgorithmConfig
 

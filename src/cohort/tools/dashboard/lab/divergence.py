@@ -63,8 +63,7 @@ def measure_estimators(logits_V: Tensor, log_ref_V: Tensor) -> dict[str, Any]:
     """
     import torch
 
-    from cohort.algorithms.kl import corrected
-    from cohort.algorithms.regions import ratio
+    from cohort.algorithms.regions import corrected, ratio
 
     logits_V = logits_V.detach().clone().requires_grad_()
 

@@ -21,15 +21,15 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from cohort.algorithms.fitting import find_contradiction
+from cohort.algorithms.compatibility import find_contradiction
 from cohort.algorithms.named import FIELDS, OWN_FUNCTION, OWN_KINDS, Own, is_word, list_own
 from cohort.algorithms.registry import READABLE, TRAITS, BadChoice, Choice, Kind, find_choice, make_choice, read_signature
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import RecipeError
-from cohort.recipe.engines import AUTO, ENGINES
 from cohort.recipe.rules import find_ahead, find_refusal, leaves_stale
 from cohort.recipe.schema import Recipe
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
+from cohort.recipe.values import AUTO, ENGINES
 
 FOREIGN_WEIGHT = "token_truncate"
 """Of completions of the policy itself. On older ones it would be all that holds an update back, which learned less the larger the

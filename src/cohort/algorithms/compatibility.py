@@ -25,7 +25,7 @@ LOWERED = {"rewards_PG", "token_rewards_N", "steps_N", "parts_PG"}
 """What a penalty on the reward shows up in."""
 NUMBERS = ("kl_target", "reference_every", "reference_decay", "entropy_coef", "refill_rounds", "overlong_share")
 UNWEIGHED = ("auto", "off")
-"""Values of mismatch_weight with which no token is weighed: auto becomes another where a run has reason for it (recipe/own.py)."""
+"""Values of mismatch_weight with which no token is weighed: auto becomes another where a run has reason for it (recipe/user_functions.py)."""
 WORDS = {"mismatch_weight": "off", "kl_in": "loss", "kl_corrected": False, "prompt_choice": "stream", "zero_variance": "keep"}
 OFF: dict[str, Any] = dict.fromkeys(NUMBERS, 0) | WORDS
 """Choices that switch something on, and the value that is off."""

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cohort.algorithms.fitting import OFF, UNWEIGHED, explain_idle
-from cohort.algorithms.named import Own
-from cohort.algorithms.presets import PRESETS
+from cohort.algorithms.compatibility import OFF, UNWEIGHED, explain_idle
+from cohort.algorithms.named import PRESETS, Own
 from cohort.algorithms.registry import SAMPLED, Choice, Kind
 from cohort.errors import RecipeError
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import PromptsConfig, Recipe, TeacherConfig
-from cohort.recipe.section import suggest_nearest
+from cohort.recipe.sections import suggest_nearest
 
 Choices = dict[str, Any]
 COLUMNS = ("data", "advantage", "region", "aggregation", "KL", "extras")
@@ -177,7 +176,7 @@ def print_algorithms(names: Sequence[str]) -> None:
     """No name: the table. One: every choice with its meaning. Several: the choices in which they differ."""
     from rich.console import Console
 
-    from cohort.base.table import make_table
+    from cohort.base.text import make_table
 
     rows = {name: read_preset(name) for name in names or PRESETS}
     used = [list_used(choices) for choices in rows.values()]

@@ -7,8 +7,8 @@ import pytest
 from cohort.errors import RecipeError
 from cohort.observe.run_folder import make_paths_absolute
 from cohort.recipe.file import load_recipe
-from cohort.recipe.own import resolve_recipe
-from cohort.recipe.servers import read_servers
+from cohort.recipe.user_functions import resolve_recipe
+from cohort.recipe.values import read_servers
 
 URL = "sampling.servers=http://10.0.0.5:8000"
 
