@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from cohort.errors import PromptError
-from cohort.model.chat import ChatCodec, can_decode_in_rust, read_template, refuse_blank_template
+from cohort.model.chat import ChatCodec, can_decode_in_rust, find_end_of_turn_id, read_template, refuse_blank_template
 from cohort.model.scratch import build_tokenizer
 from model_zoo import TEMPLATE, make_tokenizer
 
@@ -147,7 +147,7 @@ def test_a_demonstration_begins_where_the_prompt_ends_and_stops():
 def test_a_template_without_an_end_of_turn_falls_back_to_the_stop_id():
     tokenizer = chat_tokenizer("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     codec = ChatCodec(tokenizer)
-    assert codec.find_end_of_turn_id(default=77) == 77
+    assert find_end_of_turn_id(tokenizer) is None
     assert codec.encode_demonstration(CHAT, "2", tokenizer.eos_token_id)[1] == ids_of(tokenizer, "2", "<eos>")
 
 

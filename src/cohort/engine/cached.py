@@ -195,7 +195,7 @@ class CacheRows:
 
     @property
     def grows(self) -> bool:
-        """Whether any layer keeps keys and values. States alone need no mask, and their modules would misread one."""
+        """Whether any layer keeps keys and values. Without them no mask is needed, and the modules would misread one."""
         return any(name in GROWING for layer in self.cache.layers for _, name, _ in list_tensors(layer))
 
     def take_rows(self, rows: Tensor) -> CacheRows:

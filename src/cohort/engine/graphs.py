@@ -33,7 +33,7 @@ def round_to_bucket(live: int, slots: int) -> int:
 
 class GraphedSteps:
     def __init__(self, watched: bool = True) -> None:
-        """watched: monitor first steps for waits; otherwise they are known to have none."""
+        """watched: check first steps for waits; otherwise they are known to have none."""
         self.step: Callable[[int], None] | None = None
         """Decodes one token for the first rows. It reads only memory that does not move, and stores the tokens last."""
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}

@@ -33,7 +33,7 @@ STEPS_BETWEEN_CHECKS = 4
 
 
 class SlotState:
-    """State of S slots and N completions on the device: the tokens sampled so far, and the next token to feed."""
+    """State of S slots and N completions on the device: the sampled tokens, and the next token to feed."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SlotState:
         self.positions_S = zeros(slots, dtype=torch.int64)
         """Its position in the sequence."""
         self.counts_S = zeros(slots)
-        """Noise position of the next token: the number of tokens so far, unless the request's noise starts at another position."""
+        """Noise position of the next token: the number of sampled tokens, unless the request's noise starts at another position."""
         self.owners_S = zeros(slots)
         """The completion that each row belongs to."""
         self.keys_S2 = zeros(slots, 2)
@@ -271,7 +271,7 @@ class Decoding:
         Only `longest` comes from the host, and the kernels do not read it, so a captured step stays valid.
         """
         state = self.state
-        # On a CPU finished rows may take part to make the products steady; they write at position 0 of their own slots.
+        # On a CPU finished rows may take part to make the products steady; each writes at position 0 of its slot.
         fed = rows + count_missing_rows(rows, self.device, self.width)
         longest = fed_before + int((self.begun_S[: self.live] + self.counts_S[: self.live]).max())
         hidden_BH = self.decoder.step(state.tokens_S[:fed], state.positions_S[:fed], state.done_S[:fed], longest)

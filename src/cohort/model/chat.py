@@ -67,13 +67,10 @@ class ChatCodec:
         and the model would be trained on a prompt that it is never sampled from. The completion ends with the stop id, or in a
         chat with the template's end-of-turn token, if it has one.
         """
-        end_id = stop_id if isinstance(content, str) else self.find_end_of_turn_id(stop_id)
+        end_of_turn = None if isinstance(content, str) else find_end_of_turn_id(self.tokenizer)
+        end_id = stop_id if end_of_turn is None else end_of_turn
         completion_ids = self.tokenizer(completion_text, add_special_tokens=False)["input_ids"]
         return self.encode(content), (*completion_ids, end_id)
-
-    def find_end_of_turn_id(self, default: int) -> int:
-        found = find_end_of_turn_id(self.tokenizer)
-        return default if found is None else found
 
     def prefills_think(self, content: Content) -> bool:
         """Whether the rendered prompt ends inside <think>, so that completions have no opening tag."""
@@ -163,7 +160,7 @@ def find_template_variables(template: str, field: str) -> set[str]:
 
 
 def refuse_unread(template_args: Mapping[str, Any], tokenizer: Any, field: str) -> None:
-    """Raise PromptError for arguments that the template does not read, and for those that the trainer sets itself."""
+    """Raise PromptError for arguments that the template does not read or that the trainer sets itself."""
     ours = {*inspect.signature(type(tokenizer).apply_chat_template).parameters, "messages"} - {"tools", "documents"}
     read = find_template_variables(tokenizer.get_chat_template(), field) - ours - set(tokenizer.special_tokens_map)
     for name in template_args:
@@ -254,7 +251,7 @@ class TokenTextReader:
         return texts
 
     def _look_up(self, tokens: Sequence[int]) -> None:
-        """Decode each token alone and twice in a row: the difference is its text after another token."""
+        """Decode each token once and twice in a row: the difference is its text after another token."""
         once, twice = self._decode([[token] for token in tokens]), self._decode([[token, token] for token in tokens])
         for token, alone, double in zip(tokens, once, twice, strict=True):
             later = double[len(alone) :] if double.startswith(alone) else alone
@@ -269,7 +266,7 @@ class TokenTextReader:
         return [self.tokenizer.decode(row, skip_special_tokens=False, clean_up_tokenization_spaces=False) for row in rows]
 
     def _find_bytes(self, token: int, text: str) -> bytes:
-        """Bytes of a token: those of its text, or those that its name stands for if it is a part of a character."""
+        """Bytes of a token's text, or of its name if the token is a part of a character."""
         if REPLACEMENT in text:
             name = str(self.tokenizer.convert_ids_to_tokens(token))
             if match := BYTE_TOKEN.fullmatch(name):

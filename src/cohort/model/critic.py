@@ -115,7 +115,7 @@ class Critic(ScalarModel):
         total_updates: int,
         adding: Adding | None = None,
     ):
-        # The copied modules share one config object of their own, so one switch changes the attention of all of them.
+        # The copied modules share one copied config, so changing it changes the attention of all of them.
         backbone = policy.copy_backbone()
         projection: Any = policy.split.projection
         head = nn.Linear(projection.weight.shape[1], 1, bias=False, device=policy.device, dtype=policy.model.dtype)
@@ -221,7 +221,7 @@ class NoCritic:
 
 
 def select_prefix(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """The tensors of a checkpoint whose names start with `prefix`, by the rest of their names."""
+    """The tensors of a checkpoint whose names start with `prefix`, with the prefix removed."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 

@@ -1,4 +1,4 @@
-"""Frozen models beside the policy, the reference and the teacher, and digests of frozen weights.
+"""The reference and the teacher (frozen models), and digests of frozen weights.
 
 The reference is the model of the KL term. It stays at the starting weights, becomes the policy every N steps (iterative training), or
 follows the policy as a moving average. With LoRA it is an adapter over the policy's base, and only the adapter moves: A and B are averaged

@@ -89,7 +89,7 @@ def start_adapter(model: Any, settings: LoraConfig, seed: int, base: str = "", r
     config = peft.LoraConfig(
         r=settings.rank,
         lora_alpha=settings.alpha or 2.0 * settings.rank,
-        target_modules=check_targets(model, settings.targets) or list_targets(model),
+        target_modules=check_targets(model, settings.targets),
         task_type="CAUSAL_LM",
     )
     inject(model, config)
@@ -150,11 +150,12 @@ def write_values(model: Any, values: Mapping[str, Tensor]) -> None:
 
 
 def check_targets(model: Any, targets: list[str]) -> list[str]:
-    """The targets of the recipe. Raises ModelError unless each names linear layers below the head."""
+    """The targets of the recipe; if it names none, all linear layers below the head. Raises ModelError for other modules."""
     linear, head = linear_layers(model), model.get_output_embeddings()
     if not linear:
         raise ModelError(f"model.lora.rank: {type(model).__name__} has no linear layers below its head, which adapters need.")
-    known = ", ".join(sorted({name.rpartition(".")[2] for name in linear}))
+    all_targets = sorted({name.rpartition(".")[2] for name in linear})
+    known = ", ".join(all_targets)
     for target in targets:
         matched = {name: module for name, module in model.named_modules() if name == target or name.endswith(f".{target}")}
         if head in matched.values():
@@ -167,11 +168,7 @@ def check_targets(model: Any, targets: list[str]) -> list[str]:
         others = sorted({type(module).__name__ for name, module in matched.items() if name not in linear})
         if others:
             raise ModelError(f"model.lora.targets: {target!r} is a {others[0]}, not a linear layer. Available: {known}.")
-    return list(targets)
-
-
-def list_targets(model: Any) -> list[str]:
-    return sorted({name.rpartition(".")[2] for name in linear_layers(model)})
+    return list(targets) or all_targets
 
 
 def linear_layers(model: Any) -> dict[str, nn.Module]:

@@ -81,7 +81,7 @@ class MasterWeights:
         self.parameters = {name: value for name, value in model.named_parameters() if value.requires_grad}
         self.masters: dict[str, Tensor] = dict(self.parameters)
         self.sums: dict[str, Tensor] = {}
-        """Float64 sums of the gradients so far, for exact sums."""
+        """Float64 sums of the gradients since the last update, for exact sums."""
         self.joined = False
         """Whether the masters already have the gradient of all ranks."""
         if compute_dtype in (torch.bfloat16, torch.float16):
@@ -92,18 +92,21 @@ class MasterWeights:
             master = self.masters[name]
             if master is not parameter and parameter.data_ptr() == master.data_ptr():
                 raise InvariantError(f"{name}: the parameter and its float32 master share memory")
-            if self.adding.exact:
-                parameter.register_post_accumulate_grad_hook(self._add_to_sum(name))
-            elif master is not parameter:
-                parameter.register_post_accumulate_grad_hook(_add_to_master(master))
+            if self.adding.exact or master is not parameter:
+                parameter.register_post_accumulate_grad_hook(self._make_hook(name))
 
-    def _add_to_sum(self, name: str) -> Any:
+    def _make_hook(self, name: str) -> Any:
+        """A hook that moves a gradient to its float64 sum, or to its master."""
+
         def add(parameter: Tensor) -> None:
             assert parameter.grad is not None
-            if name in self.sums:  # add_ converts element by element, without a float64 copy of the gradient
-                self.sums[name].add_(parameter.grad)
-            else:
+            total = self.sums.get(name) if self.adding.exact else self.masters[name].grad
+            if total is not None:
+                total.add_(parameter.grad)  # converts element by element, without a wider copy of the gradient
+            elif self.adding.exact:
                 self.sums[name] = parameter.grad.double()
+            else:
+                self.masters[name].grad = parameter.grad.float()
             parameter.grad = None
 
         return add
@@ -197,18 +200,6 @@ def refuse_other_shapes(ours: Mapping[str, Tensor], saved: Mapping[str, Tensor])
             )
 
 
-def _add_to_master(master: Tensor) -> Any:
-    def add(parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        if master.grad is None:
-            master.grad = parameter.grad.float()
-        else:  # add_ converts element by element, without a float32 copy of the gradient
-            master.grad.add_(parameter.grad)
-        parameter.grad = None
-
-    return add
-
-
 class Adam32:
     """torch's fused AdamW; matrices decay, vectors do not."""
 
@@ -251,7 +242,7 @@ class Adam32:
 
 
 def make_moments(masters: Mapping[str, Tensor], config: OptimizerConfig) -> list[Adam32 | Adam8]:
-    """AdamW over the masters: large ones with 8-bit moments if the recipe says so, the rest in float32."""
+    """AdamW over the masters. With optimizer.state_bits = 8, large ones have 8-bit moments; all others have float32 moments."""
     large = {}
     if config.state_bits == 8:
         large = {name: master for name, master in masters.items() if master.numel() >= SMALLEST and master.is_contiguous()}

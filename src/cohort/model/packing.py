@@ -108,12 +108,6 @@ class Minibatch:
         return sum(micro.layout.num_tokens for micro in self.micro_batches)
 
 
-def weigh_by(aggregation: str) -> Weigh:
-    """The built-in aggregation of that name."""
-    choice = find_named("aggregation", aggregation)
-    return lambda lengths_N, groups_N, most: choice.call({}, lengths_N=lengths_N, groups_N=groups_N, max_completion_tokens=most)
-
-
 def pack(
     examples: Sequence[Example],
     *,
@@ -136,12 +130,15 @@ def pack(
     skip_zero_advantage: do not forward examples whose advantages are all zero. They stay in the denominators, so the
     gradient is the same. Only valid without a KL or entropy term.
 
-    layouts: the layouts computed so far in this step.
+    layouts: the layouts that this step has already computed.
     """
     examples = join_examples(examples)
     lengths_N = examples.trained_N.tolist()
-    weigh = weigh_by(aggregation) if isinstance(aggregation, str) else aggregation
-    weights_N = weigh(lengths_N, list(examples.group_N), max_completion_tokens)
+    if isinstance(aggregation, str):
+        inputs = {"lengths_N": lengths_N, "groups_N": list(examples.group_N), "max_completion_tokens": max_completion_tokens}
+        weights_N = find_named("aggregation", aggregation).call({}, **inputs)
+    else:
+        weights_N = aggregation(lengths_N, list(examples.group_N), max_completion_tokens)
     trained_N = examples.trained_N > 0
     forwarded = np.flatnonzero(trained_N & examples.has_gradient_N if skip_zero_advantage else trained_N)
     layouts = layouts or Layouts()

@@ -177,7 +177,7 @@ class Policy:
 
     @property
     def sharding(self) -> Sharding | None:
-        """How the ranks shard this model and the models beside it; None: not at all."""
+        """How the ranks shard the models of the run; None: not at all."""
         return self.shards.sharding if self.shards is not None else None
 
     def hold_whole(self) -> None:

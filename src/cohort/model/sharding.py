@@ -130,13 +130,12 @@ class Shards:
                 unit.set_all_reduce_hook(self._make_hook(number, own))
 
     def _list_of(self, unit: nn.Module) -> list[Any]:
-        inner = {
-            id(value) for other in self.units if other is not unit and is_inside(other, unit) for value in other.parameters()
-        }
+        others = [module for module in unit.modules() if module is not unit and module in self.units]
+        inner = {id(value) for other in others for value in other.parameters()}
         return [value for value in unit.parameters() if id(value) not in inner]
 
     def _make_hook(self, number: int, parameters: list[Any]) -> Callable[[Tensor], None]:
-        """A hook between the reduction of a turn and its rounding, which replaces the turn's gradient by the sum of all turns so far.
+        """A hook between the reduction of a turn and its rounding: it replaces the turn's gradient by the sum since the last update.
 
         Each gradient is then rounded once, for any number of turns and ranks.
         """
@@ -225,20 +224,11 @@ class Shards:
             own[key] = whole if key.endswith(STEP) or name not in self.parameters else self.cut(name, whole).clone()
         return own
 
-    def sum_over_ranks(self, value: Tensor) -> Tensor:
-        return self._reduce(value, dist.ReduceOp.SUM)
-
-    def find_largest(self, value: Tensor) -> Tensor:
-        return self._reduce(value, dist.ReduceOp.MAX)
-
-    def _reduce(self, value: Tensor, operation: Any) -> Tensor:
+    def reduce(self, value: Tensor, operation: Any) -> Tensor:
+        """Combine a value of every rank with this dist.ReduceOp."""
         value = value.to(self.sharding.mesh.device_type)
         dist.all_reduce(value, operation, group=self.sharding.mesh.get_group())
         return value
-
-
-def is_inside(inner: nn.Module, outer: nn.Module) -> bool:
-    return any(module is inner for module in outer.modules())
 
 
 class PolicyShards(Shards):
@@ -254,7 +244,7 @@ class PolicyShards(Shards):
         taken = {id(value): nn.Parameter(value.data, requires_grad=value.requires_grad) for value in self.plain.values()}
         trained = copy.deepcopy(policy.model, taken)
         if policy.adapter:
-            lora.switch_adapters(trained, True)  # one rank cannot tell whether an adapter is all zero
+            lora.switch_adapters(trained, True)  # a rank holds only slices, so it cannot check whether an adapter is all zero
         places = {id(module): name for name, module in policy.model.named_modules()}
         backbone, projection = (
             trained.get_submodule(places[id(part)]) for part in (policy.split.backbone, policy.split.projection)
@@ -323,11 +313,11 @@ class ShardedWeights(MasterWeights):
         if not gradients:
             return torch.zeros(())
         squares = [norm.square() for norm in torch._foreach_norm(gradients, 2.0, dtype=torch.float64)]
-        return self.shards.sum_over_ranks(torch.stack(squares).sum()).sqrt()
+        return self.shards.reduce(torch.stack(squares).sum(), dist.ReduceOp.SUM).sqrt()
 
     def measure_change(self, probe: Tensor) -> float:
         largest = (self.probe() - probe).abs().max() if len(probe) else torch.zeros(())
-        return float(self.shards.find_largest(largest.double()))
+        return float(self.shards.reduce(largest.double(), dist.ReduceOp.MAX))
 
     def tensors(self) -> dict[str, Tensor]:
         return self.shards.make_whole({name: self.shards.read_slice(name) for name in self.masters})

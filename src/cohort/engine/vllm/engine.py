@@ -38,7 +38,6 @@ from cohort.engine.vllm.generation import (
     ReplyReader,
     explain_other_trainer,
     is_foreign,
-    write_label,
     write_request,
 )
 from cohort.engine.vllm.servers import Fleet, Server, ServerLost
@@ -113,7 +112,7 @@ class VllmEngine:
 
     def update_servers(self, fingerprint: str, version: int) -> tuple[str, str, str, list[int]]:
         """Push to servers with other weights, and wait for a ready one. Returns (token, label, model, numbers of ready servers)."""
-        label = write_label(self.token, version)
+        label = f"{self.token}.{version}"
         if (label, fingerprint) != (self.label, self.fingerprint):
             with self.pushing:
                 self.pusher.save_weights(label)
@@ -135,7 +134,8 @@ class VllmEngine:
                     "other ones, and continue with `cohort resume`."
                 )
             if not waited:
-                fix = "start one with `cohort serve`, and the run continues" if self.fleet.all_lost else NO_WEIGHTS
+                all_lost = all(server.lost for server in self.fleet.servers)
+                fix = "start one with `cohort serve`, and the run continues" if all_lost else NO_WEIGHTS
                 self.say(f"waiting up to {self.wait_s:g} s (vllm.wait_s) for a server: {fix}")
             waited = True
             time.sleep(min(WAIT_STEP_S, left))

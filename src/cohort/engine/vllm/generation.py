@@ -51,13 +51,8 @@ class OtherWeights(Exception):
         self.foreign = foreign
 
 
-def write_label(token: str, version: int) -> str:
-    """The label of pushed weights on a server: the token of their engine, and their version."""
-    return f"{token}.{version}"
-
-
 def is_foreign(token: str, own: str) -> bool:
-    """Whether this is the token of another trainer. Labels that vLLM itself sets have no token."""
+    """Whether this is the token of another trainer. The label of pushed weights is token.version; vLLM's own labels have no token."""
     return token.partition("-")[0] not in ("", own.partition("-")[0])
 
 
@@ -280,7 +275,7 @@ class GenerationCall:
             raise EngineError(f"a server failed {TRIES} times to complete prompt {job.request.prompt.index}: {reason}")
         label = str(reply.get("weight_version", "")) if isinstance(reply, dict) else ""
         if label.rpartition(".")[0] != self.reader.token:
-            self.mark_lost(server, f"{server.address} has other weights than those that were pushed")
+            self.mark_lost(server, f"{server.address} has other weights than the pushed ones")
 
     def mark_lost(self, server: Server, reason: str) -> None:
         self.fleet.mark_lost(server, reason)

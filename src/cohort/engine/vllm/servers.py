@@ -90,7 +90,9 @@ class Server:
         except FAILURES as problem:
             if not is_ip_address(self.endpoint.host):
                 self.endpoint.addresses = []  # a server that comes back may have moved
-            raise ServerLost(f"{self.address}{path}: {self.endpoint.clean(describe_failure(problem))}") from None
+            refused = isinstance(problem, ConnectionRefusedError)
+            failure = "connection refused, nothing is listening there" if refused else f"{type(problem).__name__}: {problem}"
+            raise ServerLost(f"{self.address}{path}: {self.endpoint.clean(failure)}") from None
         if response.status != 200:
             error = self.endpoint.clean(read_error(response.body), ERROR_CHARS)
             raise ServerRefused(
@@ -105,12 +107,6 @@ def is_ip_address(host: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def describe_failure(problem: Exception) -> str:
-    if isinstance(problem, ConnectionRefusedError):
-        return "connection refused, nothing is listening there"
-    return f"{type(problem).__name__}: {problem}"
 
 
 def read_error(body: bytes) -> str:
@@ -141,10 +137,6 @@ class Fleet:
     @property
     def ready(self) -> list[Server]:
         return [server for server in self.servers if server.ready]
-
-    @property
-    def all_lost(self) -> bool:
-        return all(server.lost for server in self.servers)
 
     def choose(self, draw: int) -> Server | None:
         """The server for this draw, the same for all completions of a group.
@@ -193,7 +185,9 @@ class Fleet:
         """
         for server, reply in self.call_all(self.servers, "/weight_info").items():
             if isinstance(reply, Exception):
-                self.mark_lost(server, explain_poll(reply))
+                lacks_routes = isinstance(reply, ServerRefused) and reply.status == 404
+                fix = "; it has no routes for weights: start it with `cohort serve`, or with VLLM_SERVER_DEV_MODE=1"
+                self.mark_lost(server, f"{reply}{fix if lacks_routes else ''}")
                 continue
             label = str(reply.get("weight_version", "")) if isinstance(reply, dict) else ""
             if server.lost and server.label:
@@ -214,9 +208,3 @@ class Fleet:
             if problem.status >= 500:
                 raise ServerLost(str(problem)) from None
             return b""
-
-
-def explain_poll(problem: Exception) -> str:
-    if isinstance(problem, ServerRefused) and problem.status == 404:
-        return f"{problem}; it has no routes for weights: start it with `cohort serve`, or with VLLM_SERVER_DEV_MODE=1"
-    return str(problem)

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import queue
 import shutil
-import socket
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -163,8 +162,15 @@ class GroupPusher:
         sizes = self.fleet.call_all(servers, "/get_world_size")
         check_replies(sizes)
         workers = [read_workers(server, reply) for server, reply in sizes.items()]
-        address = self.address or find_own_address(servers[0])
-        listener, limit_s = listen(address), self.fleet.limit_s
+        endpoint, limit_s = servers[0].endpoint, self.fleet.limit_s
+        try:
+            address = self.address or transfer.find_own_address(endpoint.host, endpoint.port)
+            listener = transfer.listen(address)
+        except OSError as problem:
+            raise EngineError(
+                f"vllm.address: this trainer cannot accept connections from {servers[0].address} ({problem}). Set it to an address of this "
+                "machine that the servers can reach."
+            ) from None
         port, size = listener.getsockname()[1], 1 + sum(workers)
         ranks = [1 + sum(workers[:place]) for place in range(len(workers))]
         bodies = {
@@ -210,24 +216,6 @@ class GroupPusher:
         self.group, self.members = None, []
 
 
-def find_own_address(server: Server) -> str:
-    try:
-        return transfer.find_own_address(server.endpoint.host, server.endpoint.port)
-    except OSError as problem:
-        raise EngineError(
-            f"vllm.address: there is no route to {server.address} ({problem}). Set it to the address of this machine."
-        ) from None
-
-
-def listen(address: str) -> socket.socket:
-    try:
-        return transfer.listen(address)
-    except OSError as problem:
-        raise EngineError(
-            f"vllm.address: cannot listen on {address} ({problem}). Set it to an address of this machine that the servers can reach."
-        ) from None
-
-
 def read_workers(server: Server, reply: Any) -> int:
     count = reply.get("world_size") if isinstance(reply, dict) else None
     if type(count) is not int or not 1 <= count <= MOST_WORKERS:
@@ -250,7 +238,7 @@ def refuse_converted(policy: Policy) -> None:
 
 
 class FilePusher:
-    """Saves each version in a folder that the servers read. Older versions are deleted; other files beside them are left alone."""
+    """Saves each version in a folder that the servers read. Older versions are deleted; other files are not touched."""
 
     model = ""
     can_repeat = True
