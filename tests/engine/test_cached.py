@@ -1,4 +1,4 @@
-"""The engine over transformers' own cache, against the slow one: architectures that the local engine refuses."""
+"""The cached engine against the reference engine, for architectures that the local engine refuses."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def tiny(family):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_it_samples_what_the_slow_engine_samples_and_the_trainer_scores(family):
-    """Ragged prompts, more completions than slots, so that rows end, join and move. Prompts that read padding would show it."""
+    """Prompts of different lengths and more completions than slots, so that rows end, join and move; reading padding would show."""
     model, prompts, wanted = tiny(family), make_prompts(5), sampling(group_size=3, max_completion_tokens=8)
     engine, sentence = build_engine("auto", EngineSetup(model, text_of, slots=4))
     assert engine.name == "cached", sentence
@@ -80,7 +80,7 @@ def test_it_samples_what_the_slow_engine_samples_and_the_trainer_scores(family):
 
 
 def test_prompts_are_run_without_padding_and_once_per_group():
-    """A recurrent state that has read padding is another state, and no mask of attention helps."""
+    """Reading padding changes a recurrent state, and an attention mask does not help."""
     model, prompts = tiny("Qwen3Next"), make_prompts(6)
     engine, shapes = CachedEngine(EngineSetup(model, text_of, 32)), []
     hook = model.model.register_forward_pre_hook(
@@ -129,18 +129,18 @@ def test_slots_follow_the_memory_that_rows_would_take(monkeypatch):
         engine.choose_slots(40)
 
 
-def test_what_keeps_no_cache_falls_to_the_slow_engine_with_both_reasons():
+def test_a_model_without_a_cache_uses_hf_with_both_reasons():
     torch.manual_seed(0)
     config = transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64)
     engine, sentence = build_engine("auto", EngineSetup(AutoModelForCausalLM.from_config(config).eval(), text_of))
     assert engine.name == "hf"
     assert "Not local: RwkvForCausalLM: its layers carry a recurrent state" in sentence
-    assert "Not cached: RwkvForCausalLM: it keeps no cache that could be taken apart" in sentence
+    assert "Not cached: RwkvForCausalLM: its cache cannot be separated into rows" in sentence
     assert "a hundredth of cached's speed" in sentence
 
 
 def test_a_cache_that_does_not_give_the_plain_forward_is_refused(monkeypatch):
-    """Positions that count from the last token: every step is wrong, and only the run shows it."""
+    """Positions that count from the last token: every step is wrong, which only the run shows."""
     model = make_model()
     rotary = model.model.rotary_emb
     forward = rotary.forward

@@ -1,4 +1,4 @@
-"""Engine against engine: the fast one must give what the slow and obvious one gives, or refuse by name."""
+"""Engine against engine: the fast engine must give the same as the reference engine, or refuse with the reason."""
 
 import gc
 import math
@@ -97,7 +97,7 @@ def plain_logits(model, prompt, completion):
 
 
 def compare_greedy(model, prompts, wanted, slots):
-    """Number of prompts whose greedy completions differ; each must have a near-tie where they part."""
+    """Number of prompts whose greedy completions differ; each must have a near-tie where they diverge."""
     fast, slow = LocalEngine(EngineSetup(model, text_of, slots)), HFEngine(EngineSetup(model, text_of))
     different = 0
     for prompt, (ours,), (theirs,) in zip(
@@ -159,7 +159,7 @@ MIXTURES = {
 @pytest.mark.parametrize("kind", [LocalEngine, CachedEngine])
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_of_experts_is_sampled_as_it_is_scored(family, kind):
-    """A token's experts are chosen by its own state, whatever stands beside it: 2e-6 nats at most in float32, no token parted."""
+    """A token's experts depend only on its own state, not on the batch: at most 2e-6 nats in float32, and no other token."""
     model, prompts = make_model(family, **MIXTURES[family]), make_prompts(6)
     wanted = sampling(group_size=3, max_completion_tokens=10)
     ours = sample_groups(kind(EngineSetup(model, text_of, slots=5)), prompts, wanted, TRAIN)
@@ -209,7 +209,7 @@ def test_greedy_logprobs_are_at_temperature_one():
 @ALL
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 5, "top_p": 0.8}])
 def test_a_greedy_completion_beside_sampled_ones_is_the_one_of_a_greedy_call(kind, cuts):
-    """Token for token; on the local engine bit for bit, and so are the sampled ones. 3 slots: greedy rows change their place."""
+    """Token for token; on the local engine bit for bit, and so are the sampled ones. 3 slots, so that greedy rows move."""
     model, prompts = make_model(), make_prompts(9)
     engine = kind(EngineSetup(model, text_of, slots=3))
     wanted = sampling(group_size=2, temperature=0.7, **cuts)
@@ -359,7 +359,7 @@ def test_ends(kind):
 
 
 def test_padding_is_no_token():
-    """pad == eos == 0, and prompts that hold this very id: nothing may be inferred from ids."""
+    """pad == eos == 0, and prompts that contain this id: nothing may be inferred from ids."""
     model = make_model(pad_token_id=0, eos_token_id=0)
     prompts = [Prompt(at, "", {}, ids) for at, ids in enumerate([(0,), (0, 0, 7, 0), (9, 8, 0), (4, 5, 6, 7, 8, 9, 10)])]
     wanted = sampling(group_size=3, stop_ids=(0,), temperature=1.5)
@@ -380,7 +380,7 @@ def test_one_token_and_no_prompts():
 @pytest.mark.parametrize("kernels", ["auto", "modules"])
 @pytest.mark.parametrize("longest", [1, 12])
 def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longest):
-    """The scheduler as it runs on a GPU: several steps to a look, rows that are done and come along, buckets of rows."""
+    """The scheduler as on a GPU: several steps between checks, finished rows in a step, buckets of rows."""
 
     class Elsewhere(decoding.Decoding):
         def __init__(self, *args):
@@ -428,7 +428,7 @@ def test_occupancy_is_the_share_of_slots_that_decode():
 
 @pytest.mark.parametrize("limits", [[3, 3], [3, 0, 3, 3]])
 def test_a_limit_for_every_completion(limits):
-    with pytest.raises(EngineError, match="limits: 4 of at least 1"):
+    with pytest.raises(EngineError, match="limits: expected 4 values of at least 1"):
         LocalEngine(EngineSetup(make_model(), text_of, 2)).generate(
             make_requests(make_prompts(2), 2), sampling(), TRAIN, limits=limits
         )
@@ -447,7 +447,7 @@ class EagerSteps:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
-    """A ring of references is memory that training cannot have until Python happens to look for rings."""
+    """A reference cycle keeps memory from training until the garbage collector runs."""
     monkeypatch.setattr(local_engine_module, "GraphedSteps", EagerSteps)
     engine = LocalEngine(EngineSetup(make_model(), text_of, 4))
     engine.cuda_graphs = True
@@ -467,6 +467,23 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
         assert cache() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("captured", [{}, {1: None}])
+def test_a_concurrent_engine_tries_graphs_before_other_work_starts(monkeypatch, captured):
+    """Later the monitor for waits would also report those of other threads."""
+
+    class TrialSteps(EagerSteps):
+        def __init__(self, watched=True):
+            super().__init__(watched)
+            self.graphs = captured
+
+    monkeypatch.setattr(local_engine_module, "GraphedSteps", TrialSteps)
+    monkeypatch.setattr(local_engine_module, "has_kernels", lambda device: True)
+    engine = LocalEngine(EngineSetup(make_model(), text_of, 4, concurrent=True))
+    assert (engine.cuda_graphs, engine.watches_graphs, engine.workspace) == (bool(captured), False, None)
+    alone = LocalEngine(EngineSetup(make_model(), text_of, 4))
+    assert (alone.cuda_graphs, alone.watches_graphs, alone.last) == (True, True, {})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -594,7 +611,7 @@ REFUSED = {
 
 
 def why_not_local(model) -> str:
-    """Why the engine refuses a model; "" where it serves it. Training must come to the same verdict on our attention."""
+    """Why the engine refuses a model; "" if it serves it. Training must make the same decision about our attention."""
     try:
         own = explain_not_own_attention(model, split(model))
     except ModelError as problem:  # such a model never becomes a policy
@@ -631,7 +648,7 @@ def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
 
 
 def test_the_proof_finds_a_forward_that_the_cache_does_not_reproduce():
-    """Position ids ignored by the rotary table: no config says so, only the run shows it."""
+    """Position ids ignored by the rotary table: only the run shows it, not the config."""
     model = make_model()
     rotary = model.model.rotary_emb
     forward = rotary.forward
@@ -640,7 +657,7 @@ def test_the_proof_finds_a_forward_that_the_cache_does_not_reproduce():
 
 
 def test_a_window_that_only_the_mask_knows_is_refused():
-    """4096 tokens are far beyond the proof's few; the layers must ask for what the config says."""
+    """The proof is much shorter than 4096 tokens, so the layers must ask for the window of the config."""
     model = make_model("Mistral", sliding_window=4096)
     assert why_not_local(model) == ""
     for layer in model.model.layers:
@@ -676,7 +693,7 @@ def test_non_finite_logits_are_an_error(kind):
     engine = kind(EngineSetup(model, text_of))
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
-    with pytest.raises(EngineError, match="not finite"):
+    with pytest.raises(EngineError, match="NaN or infinite"):
         sample_groups(engine, make_prompts(2), sampling(), TRAIN)
 
 
@@ -700,7 +717,7 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
 
 
 def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
-    """A run fixes its number of slots at its start; optimizer states and a reference come later."""
+    """A run chooses its slots at the start; optimizer states and a reference are allocated later."""
     model, prompts, wanted = make_model(), make_prompts(6), sampling(group_size=2)
     engine = LocalEngine(EngineSetup(model, text_of, 12))
     expected = sample_groups(engine, prompts, wanted, TRAIN)
@@ -739,7 +756,7 @@ def test_own_kernels_that_do_not_run_here_are_a_reason(monkeypatch):
 
 
 def pretend_graphs(monkeypatch):
-    """torch.cuda as far as graphs.py goes: a capture takes no step, a replay takes one."""
+    """A fake torch.cuda for graphs.py: a capture takes no step, a replay takes one."""
 
     @contextmanager
     def nothing(*args, **kwargs):
@@ -766,7 +783,7 @@ def pretend_graphs(monkeypatch):
 
 @pytest.mark.parametrize("waits", [0, 1, 99])
 def test_steps_that_make_the_host_wait_are_not_captured(monkeypatch, waits):
-    """As many steps are taken as were asked for, whether they are captured or not."""
+    """The requested number of steps is taken, captured or not."""
     modes, capturing = pretend_graphs(monkeypatch)
     steps, taken, left = graphs.GraphedSteps(), [], [waits]
 

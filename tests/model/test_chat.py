@@ -33,7 +33,7 @@ def chat_tokenizer(template: str | None = CHATML, bos: bool = False, appended_eo
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, *pieces: str) -> tuple[int, ...]:
-    """By hand: a piece that is a token is that token, any other text is its characters."""
+    """Worked out by hand: a piece in the vocabulary is that token, any other text is its characters."""
     vocabulary = tokenizer.get_vocab()
     return tuple(vocabulary[token] for piece in pieces for token in ([piece] if piece in vocabulary else piece))
 
@@ -95,7 +95,7 @@ def test_decode_leaves_out_special_tokens_and_keeps_every_space():
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE as Qwen and Llama 3 have it, here of single bytes: a row may end inside a character."""
+    """Byte-level BPE as in Qwen and Llama 3, here of single bytes: a row may end inside a character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({token: number for number, token in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -106,7 +106,7 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class LoudTokenizer(PreTrainedTokenizerFast):
-    """A class that decodes in its own way."""
+    """A class that overrides decoding."""
 
     def _decode(self, *arguments, **options):
         return super()._decode(*arguments, **options).upper()

@@ -1,4 +1,4 @@
-"""PPO's critic: its loss by hand, its alignment against a slow twin, invariances, exact continuation, and that it learns."""
+"""PPO's critic: its loss by hand, its alignment against a reference implementation, invariances, exact continuation, and that it learns."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def train(critic: Critic, examples: list[Example], micro_batch_tokens: int = 10_
 
 
 def slow_values(critic: Critic, example: Example) -> torch.Tensor:
-    """Every prefix alone through the backbone and transformers' own attention; its last state times the head."""
+    """Every prefix separately through the backbone with transformers' attention; its last state times the head."""
     values = []
     with torch.no_grad():
         for at in range(len(example.completion_ids)):
@@ -353,7 +353,7 @@ def test_state_of_another_model_is_refused():
 
 
 def test_learns_what_the_prompt_says_about_the_return():
-    """Rows whose prompt begins with a high character end well, the others badly: the value should know before token 1."""
+    """Rows whose prompt begins with a high character get high returns: the value should show it before token 1."""
     critic = make_critic(tiny_policy(dtype=torch.float32, spread=1.0), dtype=torch.float32, max_grad_norm=1.0)
 
     def rows(seed: int) -> list[Example]:

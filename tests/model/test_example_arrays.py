@@ -1,4 +1,4 @@
-"""Examples held as arrays are the examples one by one: every array way against a loop over single ones."""
+"""Examples as arrays equal single examples: every array operation against a loop over single ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw_rollouts(draw: st.DrawFn) -> list[Rollout]:
 
 
 def make_one_by_one(rollouts: list[Rollout], left_out: set[int], mask_truncated: bool) -> list[Example]:
-    """The slow twin of make_examples."""
+    """The reference implementation of make_examples."""
     found = []
     for place, one in enumerate(rollouts):
         completion = one.completion
@@ -57,7 +57,7 @@ def make_one_by_one(rollouts: list[Rollout], left_out: set[int], mask_truncated:
 
 
 def are_same(one: Any, other: Any) -> bool:
-    """Field by field, tensors with their dtypes."""
+    """Compare field by field, tensors with their dtypes."""
     for field in fields(one):
         left, right = getattr(one, field.name), getattr(other, field.name)
         if isinstance(left, torch.Tensor):
@@ -128,7 +128,7 @@ def make_rollout(length: int, group: int = 0, versions: tuple[tuple[int, int], .
 @settings(max_examples=40, deadline=None)
 @given(draw_rollouts(), st.integers(0, 99), st.booleans(), st.booleans(), st.booleans())
 def test_minibatches_of_arrays_are_those_of_single_examples(rollouts, seed, skip, keep_groups, share_prompts):
-    """Two passes of two minibatches, whose layouts are made once: every micro-batch, tensor by tensor, and token by token."""
+    """Two passes of two minibatches with cached layouts: every micro-batch, tensor by tensor and token by token."""
     singles = with_numbers(make_one_by_one(rollouts, set(), False), seed)
     arrays, layouts = join_examples(singles), Layouts()
     options: dict[str, Any] = {

@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits under adapters: one and the same rounded base is sampled, scored, trained, resumed and merged."""
+"""A frozen 4-bit base under adapters: sampling, scoring, training, resuming and merging use the same rounded base."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_round
 
 
 def test_a_product_is_the_plain_one_for_any_number_of_rows_with_gradients_or_without(tmp_path: Path) -> None:
-    """bitsandbytes' own takes another kernel for few rows, and on some CPUs rounds its scales once no gradient is asked for."""
+    """bitsandbytes uses another kernel for few rows, and on some CPUs rounds its scales when gradients are off."""
     layer = next(iter(four_bit.find_four_bit_layers(policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model).values()))
     weight = four_bit.restore_weight(layer).clone()
     for rows in (1, 5, 300):
@@ -199,7 +199,7 @@ def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Pat
     twice = policy_of(write_model(tmp_path / "twice", scale_of_layers=2.0, **WIDE), "cpu").model
     layer, other = (next(iter(four_bit.find_four_bit_layers(model).values())) for model in (base, twice))
     assert torch.equal(layer.weight, other.weight), "the codes are the same"
-    assert digest_base(base) != lora.digest_base(twice)
+    assert digest_base(base) != digest_base(twice)
 
 
 def test_where_it_cannot_be_it_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

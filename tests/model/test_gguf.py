@@ -1,4 +1,4 @@
-"""GGUF files become ordinary model folders once, whole or not at all, with errors that name the fix."""
+"""GGUF files are converted to ordinary model folders once, completely or not at all, with errors that name the fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_gguf(file: Path, seed: int = 0) -> dict[str, Any]:
-    """A Llama of two layers with bytes as tokens, its matrices rounded to 8 bits; gives what was rounded, restored."""
+    """A Llama of two layers with bytes as tokens and matrices rounded to 8 bits; returns the rounded values in float32."""
     from gguf import GGMLQuantizationType, GGUFWriter, TokenType
     from gguf.quants import dequantize, quantize
     from tokenizers.pre_tokenizers import ByteLevel
@@ -186,7 +186,7 @@ def test_a_missing_package_is_answered_with_both_install_lines_in_one_sentence(m
 def test_another_file_in_the_package_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     write_gguf(tmp_path / restoring.FILE)
     monkeypatch.setattr(restoring, "find_packaged", lambda: tmp_path / restoring.FILE)
-    with pytest.raises(ModelError, match=r"damaged or of another version .*expected b179c9523d0e.*--force-reinstall"):
+    with pytest.raises(ModelError, match=r"damaged or another version .*expected b179c9523d0e.*--force-reinstall"):
         find_folder("smollm2")
 
 

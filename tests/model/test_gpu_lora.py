@@ -64,7 +64,7 @@ def test_a_reference_and_a_critics_backbone_cost_their_adapters_alone():
 
 
 class FakeTokenizer:
-    """Enough for a policy that is never asked to write text."""
+    """Enough of a tokenizer for a policy that writes no text."""
 
     chat_template = None
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""The optimizer on CUDA: the 8-bit kernel against its twin, one wait per update, and what memory is held between steps."""
+"""The optimizer on CUDA: the 8-bit kernel against its reference implementation, one wait per update, and the memory held between steps."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Models that cannot be used are refused in words that name what is wrong with them; those that can are loaded."""
+"""Unusable models are refused with the fault; usable ones are loaded."""
 
 from __future__ import annotations
 
@@ -191,7 +191,7 @@ def test_what_is_whole_is_loaded(tmp_path: Path) -> None:
     refuse_missing_rows(model, tokenizer, "here", "model.source")
     tokenizer.pad_token = None
     with pytest.raises(
-        ModelError, match=r"ids up to 264 and its embedding 264 rows.*'<5>' \(264\).*resize_token_embeddings\(265\)"
+        ModelError, match=r"ids up to 264, but its embedding has 264 rows.*'<5>' \(264\).*resize_token_embeddings\(265\)"
     ):
         refuse_missing_rows(model, tokenizer, "here", "model.source")
 
@@ -199,7 +199,8 @@ def test_what_is_whole_is_loaded(tmp_path: Path) -> None:
 def test_a_tokenizer_with_more_tokens_than_rows_is_refused_with_both_numbers(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", added=tuple(f"<extra {number}>" for number in range(20)))
     with pytest.raises(
-        ModelError, match=r"ids up to 278 and its embedding 264 rows, so 15 of its tokens, the first '<extra 5>' \(264\)"
+        ModelError,
+        match=r"ids up to 278, but its embedding has 264 rows, so 15 of its tokens have no embedding, the first '<extra 5>' \(264\)",
     ):
         load_pretrained(str(folder), field="teacher.source")
 
@@ -210,7 +211,7 @@ def test_broken_numbers_are_found_in_every_place(tmp_path: Path) -> None:
     model.model.layers[0].self_attn.q_proj.bias.data[-1] = float("inf")
     model.lm_head.weight.data[5, :2] = float("nan")  # tied: the embedding too
     with pytest.raises(
-        ModelError, match=r"embed_tokens.weight holds 2 values that are NaN or infinite, and so do 1 more tensors"
+        ModelError, match=r"embed_tokens.weight has 2 values that are NaN or infinite \(1 more tensors do too\)"
     ):
         refuse_broken_numbers(model, "here", "model.source")
     whole, _ = load_pretrained(str(whole_model()))
@@ -300,7 +301,7 @@ def test_model_code_runs_only_if_trusted_and_is_saved(tmp_path: Path) -> None:
 
 
 def test_weights_of_another_model_are_not_gone_on_with(tmp_path: Path) -> None:
-    """Another hidden_size, another depth: said with both shapes, before a single value is copied."""
+    """Another hidden_size or depth: the error names both shapes, before any value is copied."""
     ours = MasterWeights(load_pretrained(str(whole_model()))[0], torch.float32)
     wide = MasterWeights(load_pretrained(str(write_model(tmp_path / "wide", hidden_size=64)))[0], torch.float32)
     before = ours.masters["model.norm.weight"].clone()

@@ -1,4 +1,4 @@
-"""LoRA: the formula and its gradients, one base in memory, the reference at the start, exact resume, exports others load."""
+"""LoRA: the formula and its gradients, one base in memory, the reference at the start, exact resume, exports that other libraries load."""
 
 from __future__ import annotations
 
@@ -238,7 +238,7 @@ def test_a_moving_reference_averages_the_adapter():
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A small model that has learned to write sums, half right: what a hub model is to a person."""
+    """A small model that has partly learned to write sums, in place of a hub model."""
     folder = tmp_path_factory.mktemp("base")
     return train_tiny(folder, "base", **{"train.num_steps": 0, "evaluation.samples": 0}).model
 
@@ -290,7 +290,7 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
 
 
 def test_an_adapter_that_peft_wrote_is_read(tmp_path, base):
-    """rsLoRA with a rank of its own for one module, as PEFT saves it: the scale is PEFT's, alpha / sqrt(rank)."""
+    """rsLoRA with a separate rank for one module, as PEFT saves it: the scale is PEFT's, alpha / sqrt(rank)."""
     import peft
 
     config = peft.LoraConfig(
@@ -332,7 +332,7 @@ def broken(folder: Path, sft: Path, **changes: Any) -> Path:
         ({"model.lora.adapter": "{sft}", "model.lora.targets": ["q_proj"]}, "model.lora.targets is ['q_proj'], but the adapter"),
         ({"model.source": "{sft}"}, "is a PEFT adapter, not a model. Set model.source to its base"),
         ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.hidden_size": 16}, "does not fit LlamaForCausalLM"),
-        ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.num_layers": 1}, "Set model.source to the base"),
+        ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.num_layers": 1}, "Set model.source to its base"),
     ],
 )  # fmt: skip
 def test_mistakes_are_answered_with_the_field_and_the_fix(tmp_path, base, sft, changes, said):
@@ -366,7 +366,7 @@ def test_adapters_that_cannot_be_served_are_refused_by_name(tmp_path, base, sft,
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_an_adapter_that_is_not_finite_is_refused_by_name(tmp_path, base, sft, value):
-    """Every logit would be NaN, and what is said about them would send one looking elsewhere."""
+    """Every logit would be NaN, and the later errors would be misleading."""
     folder = broken(tmp_path / "adapter", sft)
     values = load_file(folder / "adapter_model.safetensors")
     name = min(values)
@@ -409,7 +409,7 @@ def test_a_rate_for_full_training_is_warned_about():
 
 @pytest.mark.parametrize("rank", [2, 16])
 def test_runs_on_own_code_and_on_modules_agree(tmp_path, monkeypatch, rank):
-    """With the same seed the same completions, rewards, losses and updates, up to rounding; and of sampling and training no rounding."""
+    """With the same seed the same completions, rewards, losses and updates up to rounding; sampling and training agree exactly."""
     said = []
     prepare = Policy.prepare
     monkeypatch.setattr(Policy, "prepare", lambda self, *args, **named: said.append(prepare(self, *args, **named)) or said[-1])
@@ -442,7 +442,7 @@ def test_own_kernels_are_had_by_name(tmp_path, engine):
 
 
 def test_own_kernels_are_refused_by_name_and_never_replaced(tmp_path):
-    """An order that cannot be followed is not answered with another engine."""
+    """Kernels that cannot be used are an error, not a fallback to another engine."""
     settings = {"model.lora.rank": RANK, "model.kernels": "fused", "sampling.engine": "hf"}
     with pytest.raises(ModelError, match=r'model\.kernels = "fused" is not possible') as said:
         train_tiny(tmp_path, **FAST, **settings)
@@ -464,7 +464,7 @@ def checkpoint_bytes(run: Path) -> int:
 
 @pytest.mark.parametrize("engine", ["local", "hf"])
 def test_engine_trainer_and_reference_agree_and_rollouts_see_the_adapter(tmp_path, engine):
-    """Before the first update ratio 1 and KL exactly 0; after a huge step the same prompt is answered by another policy."""
+    """Before the first update ratio 1 and KL exactly 0; after a huge step another policy completes the same prompt."""
     import pyarrow.parquet as pq
 
     one_prompt = {"prompts.limit": 1, "train.prompts_per_step": 1, "train.group_size": 8, "evaluation.held_out": 0.0}
@@ -606,7 +606,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path, monkeypatch, base, sft,
 
 
 def test_a_base_that_changed_is_refused_on_resume(tmp_path, monkeypatch, base):
-    """The checkpoint holds the adapter alone, and without KL nothing else would notice."""
+    """The checkpoint holds only the adapter, and without KL nothing else would detect it."""
     mine = shutil.copytree(base, tmp_path / "mine")
     settings = {**SHORT, **adapted(mine), "algorithm.kl_coef": 0.0}
     with monkeypatch.context() as patch:
@@ -634,7 +634,7 @@ def test_ppo_values_with_adapters_of_its_own_over_the_policys_base(base, tmp_pat
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_evaluate_gives_the_numbers_of_the_runs_own_evaluations(tmp_path, base, merge):
-    """The final model, merged or not, the start, and a checkpoint that holds the adapter alone."""
+    """The final model, merged or not, the start, and a checkpoint that holds only the adapter."""
     from cohort.tools.evaluate import run_evaluation
 
     settings = {"evaluation.samples": 8, "evaluation.greedy": False, "model.lora.merge": merge, "optimizer.learning_rate": 2e-2}

@@ -1,4 +1,4 @@
-"""pack() and its neighbours: what is shifted, masked, left out, and how a batch is cut."""
+"""pack() and its helpers: shifts, masks, excluded rows, and how a batch is split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_common_prompts(examples: list[Example]) -> list[Example]:
 
 
 def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: float) -> list[tuple[int, int]]:
-    """Every trained token has its own numbers, and is predicted from the token before it; gives (example, place) of each."""
+    """Every trained token has its own values and is predicted from the token before it; returns (example, place) of each."""
     layout, seen = micro.layout, []
     assert micro.num_rows == layout.num_rows == len(micro.group_B)
     for number, row in enumerate(micro.row_M.tolist()):
@@ -52,7 +52,7 @@ def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: floa
 
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_what_was_laid_out_serves_again_with_other_numbers(share_prompts):
-    """Scoring comes first, without weights or advantages; training then finds the same rows, and puts its own numbers in."""
+    """Scoring comes first, without weights or advantages; training then reuses the rows with its own values."""
     examples = with_common_prompts(ragged_examples(tiny_policy()))
     options = OPTIONS | {"micro_batch_tokens": 25, "share_prompts": share_prompts}
     layouts = Layouts()
@@ -116,7 +116,7 @@ def test_every_trained_token_once_with_its_own_numbers(share_prompts):
 
 def test_a_prompt_without_tokens_is_refused():
     example = replace(ragged_examples(tiny_policy())[0], prompt_ids=())
-    with pytest.raises(InvariantError, match="prompt without tokens"):
+    with pytest.raises(InvariantError, match="a prompt has no tokens"):
         pack([example], micro_batch_tokens=100, **OPTIONS)
 
 
@@ -124,7 +124,7 @@ def test_a_prompt_without_tokens_is_refused():
 
 
 def shaped(*groups: tuple[int, tuple[int, ...]]) -> list[Example]:
-    """(prompt length, completion lengths) of each group, with ids that tell prompts and completions apart."""
+    """(prompt length, completion lengths) of each group, with different ids for prompts and completions."""
     examples = []
     for group, (prompt, lengths) in enumerate(groups):
         for length in lengths:
@@ -144,7 +144,7 @@ def shaped(*groups: tuple[int, tuple[int, ...]]) -> list[Example]:
 
 
 def test_a_shared_prompt_stands_once_before_all_completions():
-    """Written out: prompts first, then completions in the order of their prompts, positions going on."""
+    """Written out: prompts first, then completions in the order of their prompts, with continued positions."""
     (micro,) = pack(shaped((2, (3, 1)), (1, (2,))), micro_batch_tokens=100, share_prompts=True, **OPTIONS).micro_batches
     layout = micro.layout
     assert layout.token_ids_T.tolist() == [1, 2, 11, 100, 101, 102, 200, 300, 301]

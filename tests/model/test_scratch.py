@@ -1,4 +1,4 @@
-"""The model built here: its size, its weights per seed, and a tokenizer that survives saving to the character."""
+"""The model built from scratch: its size, its weights per seed, and a tokenizer that is saved without loss."""
 
 from __future__ import annotations
 

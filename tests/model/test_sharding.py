@@ -1,4 +1,4 @@
-"""Models shared out with FSDP2 by real processes: the same bits on one, two and three ranks as in one process without sharding."""
+"""Models sharded with FSDP2 by real processes: the same bits on one, two and three ranks as in one process without sharding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("untied", "tied", "lora")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What rank 0 of three processes has written down."""
+    """The results that rank 0 of three processes wrote."""
     out = tmp_path_factory.mktemp("sharding") / "found.pt"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     run = subprocess.run([sys.executable, str(SCRIPT), str(out)], env=environment, capture_output=True, text=True, timeout=300)
@@ -59,7 +59,7 @@ def test_the_norm_is_that_of_the_whole_gradient_on_every_rank(found):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_reference_engine_and_trainer_read_the_same_weights(found, kind, size):
-    """The reference is another policy until it becomes this one; what is gathered for an engine computes what was trained."""
+    """The reference is another policy until it becomes this one; the model gathered for an engine computes the same as the trained one."""
     assert found[f"{kind} {size}"]["reference"] == [False, True]
     assert found[f"{kind} {size}"]["whole"]
 

@@ -1,4 +1,4 @@
-"""Which models may teach: the same vocabulary with the same ids, enough rows and positions, and no adapter."""
+"""Valid teachers: the same vocabulary with the same ids, enough rows and positions, and no adapter."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_a_sequence_that_the_teacher_cannot_read_is_refused(tmp_path, student):
     made(tmp_path / "teacher", max_positions=24)
     settings = TeacherConfig(source=str(tmp_path / "teacher"))
     inspect_teacher(settings, student, longest=24)
-    with pytest.raises(ModelError, match="has 24 positions, and prompt and completion need 25"):
+    with pytest.raises(ModelError, match="has 24 positions, but prompt and completion need 25"):
         inspect_teacher(settings, student, longest=25)
 
 

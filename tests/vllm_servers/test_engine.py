@@ -1,4 +1,4 @@
-"""The engine of servers, against servers in this process that answer, hang, die, lie and come back."""
+"""The vLLM engine against stub servers that respond, hang, die, give wrong replies and come back."""
 
 from __future__ import annotations
 
@@ -342,7 +342,7 @@ def test_one_that_samples_nothing_is_lost_though_it_gives_its_label(policy, said
 
 
 def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, tmp_path):
-    """What cannot be read as a number is not read: it must not end the watch over the server."""
+    """Values that are not numbers are ignored: they must not end the monitoring of the server."""
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -413,7 +413,7 @@ def test_when_none_is_left_the_first_that_comes_back_goes_on(policy, said, tmp_p
 def test_a_server_that_comes_back_while_the_policy_trains_is_given_what_it_needs_or_nothing(
     policy, said, tmp_path, monkeypatch, push, keep
 ):
-    """A batch ahead is sampled then: of weights that only a copy still holds."""
+    """As when a batch is sampled ahead: only a copy still has its weights."""
     monkeypatch.setattr(engine_module, "WAIT_STEP_S", 0.05)
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path, push, wait_s=0.2, keep=keep)
@@ -462,7 +462,7 @@ def say_version(version):
 
 
 def refuse_models(stub):
-    """As a server that was started with a key."""
+    """As a server with an API key."""
 
     def refuse(body):
         raise Refusal(401, "Unauthorized")
@@ -471,7 +471,7 @@ def refuse_models(stub):
 
 
 def fail_version(stub):
-    """As a server of which the workers have died."""
+    """As a server whose workers have died."""
 
     def fail(body):
         raise Refusal(500, "the engine is dead")
@@ -542,7 +542,7 @@ def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_go_on(policy, s
 
 
 def test_a_server_need_not_hold_what_nobody_samples(policy, said, tmp_path):
-    """A run with a demonstration of 40 tokens, and rollouts of 20 at most."""
+    """A run with a demonstration of 40 tokens, and rollouts of at most 20."""
     policy.longest = 40
     with run_stubs(policy.model) as [stub]:
         stub.length = 20

@@ -1,4 +1,4 @@
-"""Servers, signals and updates that come at an odd moment: between a push and its proof, inside the loop that waits, over and over."""
+"""Servers, signals and updates at unusual moments: between a push and its check, inside the waiting loop, repeatedly."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def send_once(sent):
 
 
 def test_a_signal_in_a_callback_of_the_loop_ends_the_asking(tmp_path, monkeypatch):
-    """asyncio keeps to itself what its callbacks raise: a signal that comes there would be lost."""
+    """asyncio swallows exceptions of its callbacks, so a signal there would be lost."""
     policy, end, sent = make_policy(), asyncio.StreamReaderProtocol.connection_lost, []
 
     def lose(protocol, problem):
@@ -75,7 +75,7 @@ def test_a_signal_in_the_watch_over_a_server_ends_the_asking(tmp_path, monkeypat
 
 
 def test_a_server_that_is_proven_while_the_policy_is_trained_is_not_refused(tmp_path):
-    """A batch ahead is sampled in a thread of its own: an update may come between a server's answer and what it is compared with."""
+    """A batch is sampled ahead in a separate thread: an update may come between a server's reply and the comparison."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], [], tmp_path, "group", wait_s=5, keep=True)
@@ -97,7 +97,7 @@ def test_a_server_that_is_proven_while_the_policy_is_trained_is_not_refused(tmp_
 
 
 def test_a_prompt_that_loses_its_server_again_and_again_is_an_error(tmp_path):
-    """As where a prompt kills whoever completes it, or where an address stands for several servers with weights of their own."""
+    """As with a prompt that crashes every server, or an address that leads to several servers with different weights."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], [], tmp_path, wait_s=60)
@@ -116,7 +116,7 @@ def test_a_prompt_that_loses_its_server_again_and_again_is_an_error(tmp_path):
 
 
 def test_a_server_that_counts_no_tokens_is_refused(tmp_path):
-    """Whether it still samples could not be told: after some time it would count as hanging, whatever it did."""
+    """A stall could not be detected: after some time it would count as hanging in any case."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
         stub.do_metrics = lambda body: "python_info 1.0\n"

@@ -99,12 +99,15 @@ class SlotState:
     def sample_tokens(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         """Sample and store the next token of each row that is not done. advance: these rows have just fed a token."""
         if self.with_kernels and not sampling.top_k and sampling.top_p == 1.0 and not sampling.with_greedy:
-            from cohort.ops.fused.kernels_decode import sample
-
-            slot_of_row_B = self.rows_S[rows] if isinstance(rows, slice) else rows.int()
-            sample(logits_BV, slot_of_row_B, self, 0.0 if sampling.greedy else sampling.temperature, advance)
+            self._sample_with_kernels(rows, logits_BV, sampling, advance)
         else:
             self._sample_in_torch(rows, logits_BV, sampling, advance)
+
+    def _sample_with_kernels(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
+        from cohort.ops.fused.kernels_decode import sample
+
+        slot_of_row_B = self.rows_S[rows] if isinstance(rows, slice) else rows.int()
+        sample(logits_BV, slot_of_row_B, self, 0.0 if sampling.greedy else sampling.temperature, advance)
 
     def _sample_in_torch(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         counts_B, done_B, owners_B = self.counts_S[rows], self.done_S[rows], self.owners_S[rows]

@@ -286,8 +286,8 @@ def refuse_missing_rows(model: Any, tokenizer: Any, source: str, field: str) -> 
     used = sorted(number for number, token in beyond.items() if token != tokenizer.pad_token or token == tokenizer.eos_token)
     if used:
         raise ModelError(
-            f"{field}: {source}: its tokenizer has ids up to {max(used)}, but its embedding has {rows} rows, so {len(used)} tokens have no "
-            f"embedding, the first {beyond[used[0]]!r} ({used[0]}). Use the tokenizer that belongs to the weights. If tokens were "
+            f"{field}: {source}: its tokenizer has ids up to {max(used)}, but its embedding has {rows} rows, so {len(used)} of its tokens "
+            f"have no embedding, the first {beyond[used[0]]!r} ({used[0]}). Use the tokenizer that belongs to the weights. If tokens were "
             f"added on purpose, add rows for them and train those first: model.resize_token_embeddings({max(used) + 1}), "
             "then model.save_pretrained(folder)."
         )
