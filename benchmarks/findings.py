@@ -175,7 +175,7 @@ def judge_checkpoints(run: Any, task: str) -> dict[int, dict[str, float]]:
     from rich.console import Console
 
     from cohort.recipe.file import build_recipe
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
     from cohort.tools.evaluate import Problems, evaluate_target, load_problems
     from cohort.training import build, checkpoint
     from cohort.training.run_weights import find_weights
@@ -187,7 +187,7 @@ def judge_checkpoints(run: Any, task: str) -> dict[int, dict[str, float]]:
     honest = build_recipe(tree)
     problems, quiet = Problems("held out", honest, None), Console(quiet=True)
     looks: dict[int, dict[str, float]] = {}
-    with RunRewards.for_run(honest) as rewards:
+    with RewardRunner.for_run(honest) as rewards:
         data = build.Data([], load_problems(problems).sets, None)
         names = [one.name for one in checkpoint.list_checkpoints(run.checkpoints)]
         steps = sorted({int(name.removeprefix("step-")) for name in names if name.removeprefix("step-").isdecimal()})

@@ -49,7 +49,7 @@ def main(path: str) -> int:
 def open_session(job: BenchJob) -> Iterator[Any]:
     """A session on the job's recipe, with random weights and planned lengths."""
     from cohort.observe.run_folder import RunFolder
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
     from cohort.session import Session
 
     recipe = job.make_recipe()
@@ -57,7 +57,7 @@ def open_session(job: BenchJob) -> Iterator[Any]:
     try:
         # Reward workers start first, before torch is imported, as in a run.
         with (
-            RunRewards.for_run(recipe) as rewards,
+            RewardRunner.for_run(recipe) as rewards,
             use_random_weights(job),
             end_where_planned(job),
         ):

@@ -54,7 +54,11 @@ HANDED = [
     (["base/stopwatch.py:Stopwatch.lap"], ["model/policy.py:Policy.wait"]),  # a stage ends when the device has finished it
     (
         ["base/threads.py:start_thread"],
-        ["rewards/base.py:RewardRunner._run_part", "rewards/base.py:RewardRunner._extract_chunk"],
+        [
+            "rewards/runner.py:RewardRunner._score_part",
+            "rewards/runner.py:RewardRunner._call",
+            "rewards/runner.py:RewardRunner._extract_chunk",
+        ],
     ),  # reward functions in parallel threads
     (["base/threads.py:start_thread"], ["rewards/call.py:extract_answers"]),  # answers within a time limit
     (
@@ -84,12 +88,15 @@ HANDED = [
         [
             "training/agreement.py:claim_folder",
             "engine/requests.py:sample_groups",
-            "rewards/base.py:RewardRunner.score",
+            "rewards/runner.py:RewardRunner.score",
             "model/backbone.py:score_tokens",
         ],
     ),  # each rank's share: draws, rewards, scoring passes
     (["training/agreement.py:claim_folder"], ["session.py:start"]),  # how to make the folder
-    (["rewards/singles.py:Progress._advance"], ["observe/monitors/base.py:Monitors.on_scoring"]),  # progress of slow scoring
+    (
+        ["rewards/retry_one_by_one.py:Progress._advance"],
+        ["observe/monitors/base.py:Monitors.on_scoring"],
+    ),  # progress of slow scoring
     (["model/packing.py:pack"], ["training/objective.py:weigh_tokens"]),  # the aggregation's token weights
     (
         ["ops/cached_attention.py:hidden_states", "ops/cached_attention.py:read_cache"],

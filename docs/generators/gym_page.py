@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED_TASKS, SAFE_TASKS, SERVED_TASKS
-from cohort.rewards.gym.golds import WITHOUT_ANSWER
 from cohort.rewards.gym.guards import GUARDS
+from cohort.rewards.gym.rows import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED_TASKS, SAFE_TASKS, SERVED_TASKS, WITHOUT_ANSWER
 from pages import format_row
 
 MADE = ("boxnet", "graph_color", "rubiks_cube")
@@ -68,7 +67,7 @@ Refused:
 
 def make_page() -> str:
     """The text of docs/gym-tasks.md."""
-    from cohort.rewards.gym.verifier import LIMITS
+    from cohort.rewards.gym.rows import LIMITS
 
     return TEXT.format(
         served=len(SERVED_TASKS),

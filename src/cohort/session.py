@@ -22,7 +22,7 @@ from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.recipe.user_functions import resolve_recipe
 from cohort.recipe.values import Materials
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training import agreement
 
 if TYPE_CHECKING:
@@ -72,7 +72,7 @@ def _execute(folder: RunFolder, recipe: Recipe, materials: Materials | None, wor
     try:
         with (
             handle_interrupts(joint=world.size > 1, apart=recipe.parallel.shard == "none"),
-            RunRewards.for_run(recipe, materials.functions if materials else {}) as rewards,
+            RewardRunner.for_run(recipe, materials.functions if materials else {}) as rewards,
         ):
             rewards.world = world
             return Session(folder, recipe, rewards, materials, world).run()
@@ -90,7 +90,7 @@ class Session:
     """The phases of one run. Everything that lasts is in the folder; an instance only walks through it."""
 
     def __init__(
-        self, folder: RunFolder, recipe: Recipe, rewards: RunRewards, materials: Materials | None, world: World = ALONE
+        self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
     ):
         from cohort.observe.monitors import Monitors, build_monitors
         from cohort.training.state import add_missing_fields

@@ -133,7 +133,7 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     from cohort.model.optim import Optimizer
     from cohort.observe.monitors import Monitors
     from cohort.observe.run_folder import RunFolder
-    from cohort.rewards.base import RewardRunner
+    from cohort.rewards.runner import RewardRunner
     from cohort.training import experience
     from cohort.training.state import TrainState
     from cohort.training.updates import UpdateMeter

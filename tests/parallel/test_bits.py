@@ -205,7 +205,7 @@ def test_fast_sums_are_the_same_up_to_rounding(plain):
 
 MOMENTS = {
     "rollout": Trap("cohort.engine.local:LocalEngine.generate", 4),
-    "reward": Trap("cohort.rewards.base:RewardRunner.score", 3),
+    "reward": Trap("cohort.rewards.runner:RewardRunner.score", 3),
     "update": Trap("cohort.parallel.ranks:Ranks.add_up", 5),
     "after an update": Trap("cohort.training.state:TrainState.update", 3, after=True),
     "save": Trap("cohort.training.checkpoint:save", 2),

@@ -47,7 +47,7 @@ STAGES = {
     "cold start": ("cohort.training.cold_start:supervised_update", 3),
     "baseline": ("cohort.training.stages:evaluate", 1),
     "rollout": ("cohort.engine.slot_engine:SlotEngine.generate", 4),
-    "reward": ("cohort.rewards.base:RewardRunner._judge", 5),
+    "reward": ("cohort.rewards.runner:RewardRunner._score_share", 5),
     "scoring": ("cohort.model.policy:score_tokens", 2),
     "update": ("cohort.loop:token_loss", 4),
     "exchange": ("cohort.parallel.ranks:fill_buckets", 7),

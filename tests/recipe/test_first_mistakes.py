@@ -27,7 +27,7 @@ from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, list_leaf_fields, load_recipe
 from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
-from cohort.rewards.base import RewardPart, RewardRunner
+from cohort.rewards.runner import RewardPart, RewardRunner
 from cohort.session import Session
 from cohort.tools.audit.command import run_audit
 from cohort.types import Completion, Prompt
@@ -142,7 +142,7 @@ def test_a_target_length_may_be_a_column():
     with RewardRunner([RewardPart("part", "length")], workers=1) as runner:
         runner.check_columns([Prompt(0, "", {"target_length": 3}, (1,))])
     both = RewardPart("part", "length", args={"longest": 3})
-    said = r"rewards.0.args: target_length: it is both bounds"
+    said = r"rewards.0.args: target_length: it sets both bounds"
     with RewardRunner([both], workers=1) as runner, pytest.raises(RewardError, match=said):
         runner.check_columns([Prompt(0, "", {"target_length": 3}, (1,))])
 

@@ -10,7 +10,7 @@ from cohort.errors import RecipeError, RewardError
 from cohort.evaluation.evaluate import make_problem_key
 from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import gold_column
-from cohort.rewards.base import RewardPart, RewardRunner
+from cohort.rewards.runner import RewardPart, RewardRunner
 from cohort.tools.audit import command
 from cohort.types import Completion, Prompt
 
@@ -67,7 +67,7 @@ def only_gold(completions, gold):
         ("math_answer", {}, {"tolerance": "topic"}, "tolerance: the function does not read it. It can read answer."),
         ("think_format", {}, {"answer": "solution"}, "answer: the function does not read it. It can read prefilled."),
         (only_gold, {}, {"golds": "solution"}, "golds: the function does not read it; did you mean 'gold'? It can read gold."),
-        ("math_answer", {}, {"completions": "topic"}, "completions: it is passed by the runner and is no column."),
+        ("math_answer", {}, {"completions": "topic"}, "completions: the runner passes it, so it cannot be a column."),
         ("math_answer", {"answer": ["1"]}, {"answer": "solution"}, "answer: args sets it too; keep one of them."),
     ],
 )

@@ -13,13 +13,19 @@ from typing import Any
 import pytest
 
 from cohort.errors import PromptError
-from cohort.rewards.gym import verifier as rewards
+from cohort.rewards.gym import rows as rewards
 from cohort.rewards.gym import worker as gym_worker
-from cohort.rewards.gym.catalogue import JAILED_TASKS
-from cohort.rewards.gym.golds import find_right_answer
-from cohort.rewards.gym.guards import GUARDS, AnswerRefused, admit
-from cohort.rewards.gym.rows import CHUNK, create_dataset, extract_answer, gym_verifier, load_gym
-from cohort.rewards.gym.verifier import GymVerdict, read_verdict
+from cohort.rewards.gym.guards import GUARDS, AnswerRefused, admit, extract_answer
+from cohort.rewards.gym.rows import (
+    CHUNK,
+    JAILED_TASKS,
+    GymVerdict,
+    create_dataset,
+    find_reference_answer,
+    gym_verifier,
+    load_gym,
+    read_verdict,
+)
 from cohort_verify.sandbox import Answer, JailUnavailable, shared_pool
 
 # --- the final answer -------------------------------------------------------------------------------------------------------
@@ -45,7 +51,7 @@ def test_the_final_answer_is_found(completion: str, pattern: str, answer: str):
     assert extract_answer(completion, pattern) == answer
     assert gym_verifier.extract(completion, pattern) == answer
     if pattern:  # then it is looked for in a worker
-        assert rewards.find_answers([completion], pattern, 10.0) == [answer]
+        assert rewards.extract_answers([completion], pattern, 10.0) == [answer]
 
 
 def test_endless_rows_of_openings_cost_little():
@@ -135,11 +141,11 @@ def test_an_answer_that_hangs_scores_nothing_and_spares_the_next():
     [
         (Answer({"score": 1.0}), GymVerdict(1.0, "right")),
         (Answer({"score": 0.25}), GymVerdict(0.25, "wrong")),
-        (Answer({"score": 7e12}), GymVerdict(0.0, "wrong", "the verifier gave 7000000000000.0", "ScoreOutOfRange")),
-        (Answer({"score": float("nan")}), GymVerdict(0.0, "wrong", "the verifier gave nan", "ScoreOutOfRange")),
+        (Answer({"score": 7e12}), GymVerdict(0.0, "wrong", "the verifier returned 7000000000000.0", "ScoreOutOfRange")),
+        (Answer({"score": float("nan")}), GymVerdict(0.0, "wrong", "the verifier returned nan", "ScoreOutOfRange")),
         (Answer({"error": "KeyError"}), GymVerdict(0.0, "wrong", "the verifier raised KeyError", "KeyError")),
-        (Answer({"score": True}), GymVerdict(None, "infrastructure", "the verifier's worker gave no score")),
-        (Answer("1.0"), GymVerdict(None, "infrastructure", "the verifier's worker gave no score")),
+        (Answer({"score": True}), GymVerdict(None, "infrastructure", "the verifier's worker returned no score")),
+        (Answer("1.0"), GymVerdict(None, "infrastructure", "the verifier's worker returned no score")),
         (Answer(problem="cpu", detail="5 s"), GymVerdict(0.0, "timeout", "5 s")),
         (Answer(problem="wall"), GymVerdict(0.0, "timeout")),
         (Answer(problem="memory"), GymVerdict(0.0, "memory")),
@@ -170,11 +176,11 @@ def test_without_a_jail_safe_tasks_are_scored_in_ordinary_workers(monkeypatch: p
     monkeypatch.setattr(rewards, "shared_pool", none)
     entry = {"answer": "5", "metadata": {}}
     assert scored("chain_sum", entry, "5", "6", "so 5") == [RIGHT, WRONG, (0.25, "wrong")]
-    assert rewards.find_answers(["a" * 60 + "!", "aa7"], r"(?:a+)+(\d)$", 2.0) == [
+    assert rewards.extract_answers(["a" * 60 + "!", "aa7"], r"(?:a+)+(\d)$", 2.0) == [
         GymVerdict(0.0, "timeout", "no answer within 2 s"),
         "7",
     ]
-    with pytest.raises(PromptError, match="scored in a jail only, and there is no jail"):
+    with pytest.raises(PromptError, match="scored only in a jail, and there is no jail"):
         scored("spiral_matrix", {"answer": "1 2", "metadata": {}}, "1 2")
 
 
@@ -449,7 +455,7 @@ def test_an_audited_worker_never_compiles_hostile_text(tmp_path: Path, monkeypat
         pool.ask("ran")
         for name in JAILED_TASKS:
             entry = one_entry(name)
-            gold = find_right_answer(name, entry)
+            gold = find_reference_answer(name, entry)
             assert gold is not None
             words = [word for _, word in scored(name, entry, gold, *hostile)]
             assert words[0] == "right"
@@ -483,9 +489,9 @@ def test_the_grammar_takes_every_right_answer_of_the_package(name: str):
             entry = gym_worker.make_plain_entry(name, dataset, index)
             try:
                 if entry is not None:
-                    admit(name, str(find_right_answer(name, entry)), entry)
+                    admit(name, str(find_reference_answer(name, entry)), entry)
             except AnswerRefused as refusal:
-                refused.append((find_right_answer(name, entry), str(refusal)))
+                refused.append((find_reference_answer(name, entry), str(refusal)))
     if name == "intermediate_integration":  # what the package could not solve, it stores as an integral
         assert all("Integral" in str(answer) for answer, _ in refused)
         assert len(refused) < 30

@@ -22,11 +22,21 @@ from reasoning_gym.dataset import ProceduralDataset
 from reasoning_gym.factory import DATASETS
 
 from cohort.errors import PromptError
-from cohort.rewards.gym import catalogue as gym_list
-from cohort.rewards.gym.catalogue import FIXED_HASH_TASKS, JAILED_TASKS, REFUSED_TASKS, SAFE_TASKS, SERVED_TASKS
-from cohort.rewards.gym.golds import WITHOUT_ANSWER, find_right_answer, reverse_moves
+from cohort.rewards.gym import rows as gym_list
 from cohort.rewards.gym.guards import GUARDS
-from cohort.rewards.gym.rows import create_dataset, gym_verifier, load_gym
+from cohort.rewards.gym.rows import (
+    FIXED_HASH_TASKS,
+    JAILED_TASKS,
+    REFUSED_TASKS,
+    SAFE_TASKS,
+    SERVED_TASKS,
+    WITHOUT_ANSWER,
+    create_dataset,
+    find_reference_answer,
+    gym_verifier,
+    load_gym,
+    reverse_moves,
+)
 from cohort_verify.sandbox import JailUnavailable
 from gym_page import MADE, make_page
 
@@ -195,10 +205,12 @@ def test_no_row_is_unusable_and_broken_rows_are():
     rows[3]["task"] = "propositional_logic"
     none, wrong, broken, refused = gym_verifier.unusable(**columns_of(rows))
     assert none is None  # without a gold nothing can be said
-    assert wrong == ("entry: its own answer '1 + 1' is not right by gym task puzzle24 (it does not use each given number once)")
+    assert wrong == (
+        "entry: its own answer '1 + 1' is wrong according to gym task puzzle24 (it does not use each given number once)"
+    )
     assert broken == "entry: not an entry of gym task rubiks_cube (KeyError: 'metadata')"
     assert refused is not None
-    assert "is gamed" in refused
+    assert "can be exploited" in refused
 
 
 # --- answers that the package does not store --------------------------------------------------------------------------------
@@ -211,14 +223,14 @@ def test_the_way_back_of_a_cube():
         back = [reverse_moves(row["entry"]["metadata"]["scramble_moves"]) for row in rows]
         assert gym_verifier(back, **columns_of(rows)) == [1.0] * 3
         assert max(gym_verifier([text + " U" for text in back], **columns_of(rows))) < 0.9
-    with pytest.raises(PromptError, match="cube_size: 2 or 3"):
+    with pytest.raises(PromptError, match="cube_size: set 2 or 3"):
         load_gym("rubiks_cube", "train", 0, {"count": 3, "cube_size": 4})
 
 
 def test_boxes_walk_to_their_targets():
     state = {"0.5_0.5": ["box_red", "target_blue"], "0.5_1.5": [], "1.5_0.5": ["box_blue"], "1.5_1.5": ["target_red"]}
     entry = {"answer": None, "metadata": {"initial_state": state}}
-    made = find_right_answer("boxnet", entry)
+    made = find_reference_answer("boxnet", entry)
     assert made is not None
     assert json.loads(made) == [
         {"Agent[0.5, 0.5]": "move(box_red, square[1.5, 0.5])"},
@@ -303,7 +315,7 @@ def test_gym_rows_are_plain_and_seeded():
 
 def rows_by_process(count: int, left_out: set[str]) -> None:
     script = (
-        "import hashlib, json, sys; from cohort.rewards.gym.rows import SERVED_TASKS, load_gym\n"
+        "import hashlib, json, sys; from cohort.rewards.gym.rows import load_gym; from cohort.rewards.gym.rows import SERVED_TASKS\n"
         f"names = [name for name in SERVED_TASKS if name not in {left_out!r}]\n"
         f"rows = {{name: load_gym(name, 'train', 0, {{'count': {count}}}) for name in names}}\n"
         "assert 'torch' not in sys.modules\n"
@@ -337,7 +349,7 @@ def test_rows_with_a_fixed_hash_are_the_same_with_and_without_a_jail(monkeypatch
     def no_pool(*_: object, **__: object) -> None:
         raise JailUnavailable("there is no jail for untrusted code here")
 
-    monkeypatch.setattr("cohort.rewards.gym.verifier.shared_pool", no_pool)
+    monkeypatch.setattr("cohort.rewards.gym.rows.shared_pool", no_pool)
     assert load_gym("isomorphic_strings", "train", 0, {"count": 1}) == jailed
 
 
@@ -383,7 +395,7 @@ def test_a_small_task_gives_what_it_has_and_says_so():
     [
         ("propositional_logic", {}, "their conjunction, copied from the question, always does"),
         ("composite", {}, "name its tasks one by one"),
-        ("chain_sums", {}, "there is no gym task 'chain_sums'; did you mean 'chain_sum'"),
+        ("chain_sums", {}, "unknown gym task 'chain_sums'; did you mean 'chain_sum'"),
         ("chain_sum", {"max_term": 3}, "did you mean 'max_terms'"),
         ("chain_sum", {"size": 3}, "use count"),
         ("chain_sum", {"seed": 3}, "the recipe's seed"),

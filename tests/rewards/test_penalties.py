@@ -50,12 +50,12 @@ def test_no_penalty_is_plain_zero():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"longest": 0, "buffer": 1}, "longest: a whole number from 1 up is expected, got 0"),
-        ({"longest": 10, "buffer": 0}, "buffer: a whole number from 1 up is expected, got 0"),
-        ({"longest": 10, "buffer": 11}, "buffer: at most longest = 10 is expected, got 11"),
-        ({"longest": 10.5, "buffer": 1}, "longest: a whole number"),
-        ({"longest": True, "buffer": 1}, "longest: a whole number"),
-        ({"longest": 10, "buffer": 2, "unit": "words"}, 'unit: "tokens" or "characters" is expected'),
+        ({"longest": 0, "buffer": 1}, "longest: expected a whole number from 1 up, got 0"),
+        ({"longest": 10, "buffer": 0}, "buffer: expected a whole number from 1 up, got 0"),
+        ({"longest": 10, "buffer": 11}, "buffer: expected at most longest = 10, got 11"),
+        ({"longest": 10.5, "buffer": 1}, "longest: expected a whole number"),
+        ({"longest": True, "buffer": 1}, "longest: expected a whole number"),
+        ({"longest": 10, "buffer": 2, "unit": "words"}, 'unit: expected "tokens" or "characters"'),
     ],
 )
 def test_soft_overlong_refuses(arguments, message):
@@ -64,7 +64,7 @@ def test_soft_overlong_refuses(arguments, message):
 
 
 def test_tokens_cannot_be_counted_without_ids():
-    with pytest.raises(ValueError, match='completion_ids: tokens are counted in them; pass them, or set unit = "characters"'):
+    with pytest.raises(ValueError, match='completion_ids: needed to count tokens; pass them, or set unit = "characters"'):
         soft_overlong(["text"], longest=10, buffer=2)
     with pytest.raises(ValueError, match="completion_ids: 2 lists of token ids for 1 completions"):
         length(["text"], completion_ids=[[1], [2]], longest=10)
@@ -96,13 +96,13 @@ def test_every_row_can_have_its_own_target():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({}, "length: give target_length, longest or shortest"),
-        ({"target_length": 0}, "length: give target_length, longest or shortest"),
-        ({"target_length": 5, "longest": 9}, "target_length: it is both bounds at once"),
-        ({"shortest": 10, "longest": 9}, "shortest: at most longest = 9 is expected, got 10"),
-        ({"longest": -1}, "longest: a whole number from 0 up"),
-        ({"longest": 9, "falloff": -1}, "falloff: a whole number from 0 up"),
-        ({"target_length": ["12"]}, "shortest: a whole number from 0 up is expected, got '12'"),
+        ({}, "length: set target_length, longest or shortest"),
+        ({"target_length": 0}, "length: set target_length, longest or shortest"),
+        ({"target_length": 5, "longest": 9}, "target_length: it sets both bounds"),
+        ({"shortest": 10, "longest": 9}, "shortest: expected at most longest = 9, got 10"),
+        ({"longest": -1}, "longest: expected a whole number from 0 up"),
+        ({"longest": 9, "falloff": -1}, "falloff: expected a whole number from 0 up"),
+        ({"target_length": ["12"]}, "shortest: expected a whole number from 0 up, got '12'"),
     ],
 )
 def test_length_refuses(arguments, message):
@@ -299,11 +299,11 @@ def test_nothing_to_repeat(nothing):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"ngram": 0}, "ngram: a whole number from 1 up"),
-        ({"threshold": 1.0}, "threshold: a share from 0 to below 1"),
-        ({"threshold": -0.1}, "threshold: a share from 0 to below 1"),
-        ({"max_penalty": 0.0}, "max_penalty: a number above 0"),
-        ({"max_penalty": float("inf")}, "max_penalty: a number above 0"),
+        ({"ngram": 0}, "ngram: expected a whole number from 1 up"),
+        ({"threshold": 1.0}, "threshold: expected a share from 0 to below 1"),
+        ({"threshold": -0.1}, "threshold: expected a share from 0 to below 1"),
+        ({"max_penalty": 0.0}, "max_penalty: expected a number above 0"),
+        ({"max_penalty": float("inf")}, "max_penalty: expected a number above 0"),
     ],
 )
 def test_repetition_refuses(arguments, message):

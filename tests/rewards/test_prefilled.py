@@ -9,7 +9,7 @@ from cohort.model.scratch import build_scratch
 from cohort.recipe.file import load_recipe
 from cohort.recipe.values import Materials
 from cohort.rewards import think_format
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 from cohort.training import build
 from cohort.types import Completion
 

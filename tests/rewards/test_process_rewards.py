@@ -23,9 +23,9 @@ from cohort.data.column_addition import check_steps, demonstrate
 from cohort.errors import RewardError
 from cohort.model.chat import ChatCodec
 from cohort.model.scratch import build_tokenizer
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.call import from_message, read_entry
 from cohort.rewards.contract import RewardPart, Scored
-from cohort.rewards.entries import from_message, read_entry
+from cohort.rewards.runner import RewardRunner
 from cohort.rewards.steps import Step, split_steps
 from cohort.training import step_rewards as process
 from cohort.training.step_rewards import find_cuts, locate_steps
@@ -184,7 +184,7 @@ def test_positions_count_in_the_text_of_a_chat_completion(wrap):
 
 
 def reply(**changes):
-    good = {"value": 0.5, "steps": [[2, 1.0], [5, 0.0]], "fault": None, "detail": "", "word": "", "extras": {}}
+    good = {"value": 0.5, "steps": [[2, 1.0], [5, 0.0]], "fault": None, "detail": "", "verdict": "", "extras": {}}
     return {"entries": [good | changes], "metrics": {}, "dropped": 0}
 
 

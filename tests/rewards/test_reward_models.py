@@ -36,11 +36,11 @@ import cohort.rewards.learned.model as module
 from cohort.errors import ModelError, PromptError, RewardError
 from cohort.model.scratch import build_tokenizer
 from cohort.recipe.schema import RewardConfig
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.learned.judging import judge
 from cohort.rewards.learned.model import find_unused_end, keep_head_precise, remove_special_tokens, reward_model
 from cohort.rewards.learned.process_model import cut_pieces, find_steps, find_tokens, process_reward_model
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Prompt
 
 TOLERANCE = 1e-5
@@ -571,7 +571,7 @@ def test_in_a_run_outcome_and_process_model_score_in_the_trainer(tmp_path):
         RewardPart("steps", process_reward_model, args={"model": process}, weight=2.0),
     ]
     with RewardRunner(parts, max_fault_share=0.5) as runner:
-        assert runner.worker_pids == []
+        assert runner._pool.pids == []
         scored = runner.score(prompts, completions, step=1, num_steps=2)
     scores = reward_model(texts[:3], [chat] * 3, model=outcome)
     steps = process_reward_model(texts[:3], [chat] * 3, model=process)

@@ -13,9 +13,9 @@ import test_rewards_zoo as zoo
 from test_rewards_runner import completion, is_gone, prompt, rewards, score
 
 from cohort.errors import RewardError
-from cohort.rewards import singles, terminal
-from cohort.rewards.base import RewardRunner
+from cohort.rewards import pool, retry_one_by_one
 from cohort.rewards.contract import RewardPart
+from cohort.rewards.runner import RewardRunner
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="/proc is Linux's")
 
@@ -48,12 +48,12 @@ def test_what_a_function_has_started_ends_with_its_worker(text, expected, tmp_pa
 
 PARENT = """
 import sys
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
 with RewardRunner([RewardPart("f", "test_rewards_zoo:start_sessions", timeout_s=60)], workers=1) as runner:
     runner.score([Prompt(0, "q", {"pid_file": sys.argv[1]}, (1,))], [Completion((1,), (0.0,), "stop", "x")], step=1, num_steps=1)
-    print(*runner.worker_pids, flush=True)
+    print(*runner._pool.pids, flush=True)
     sys.stdin.read()
 """
 
@@ -124,12 +124,14 @@ def test_a_completion_that_takes_too_much_memory_scores_zero_and_the_others_keep
 
 
 def test_a_function_that_never_has_enough_memory_stops_the_run_and_one_without_a_worker_has_no_limit(monkeypatch):
-    monkeypatch.setattr(singles, "HOPELESS_LIMITS", 2)
+    monkeypatch.setattr(retry_one_by_one, "MAX_LIMITS", 2)
     with pytest.raises(RewardError, match=r"'f' runs out of memory: 2 completions .* within memory_mb = 50 MB\."):
         score(zoo.needs_memory, ["x"] * 2, memory_mb=50)
-    with pytest.raises(RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer .* leave it out"):
+    with pytest.raises(RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer, not in a worker; leave it out"):
         score(lambda completions, **columns: [1.0], ["x"], memory_mb=50)
-    with pytest.raises(RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer .* args\.memory_mb"):
+    with pytest.raises(
+        RewardError, match=r"rewards\.0\.memory_mb: 'f' runs in the trainer, not in a worker; .*args\.memory_mb"
+    ):
         score("code_tests", ["x"], columns={"tests": [["assert f(1)"]]}, memory_mb=50)
 
 
@@ -137,17 +139,17 @@ def test_a_function_that_never_has_enough_memory_stops_the_run_and_one_without_a
 
 
 def test_a_worker_has_no_terminal_and_prints_only_so_much(capfd, monkeypatch):
-    monkeypatch.setattr(terminal, "SHOWN_CHARS", 200)
+    monkeypatch.setattr(pool, "SHOWN_CHARS", 200)
     with RewardRunner([RewardPart("f", zoo.looks_for_a_terminal)], workers=1) as runner:
         texts = ["one\x1b[2J\x1b]0;title\x07", "two\rthree", "long " * 100 + "four"]
         assert rewards(runner.score([prompt()] * 3, [completion(text) for text in texts], step=1, num_steps=2)) == [1.0] * 3
         said = ""
-        while "left out" not in said:
+        while "omitted" not in said:
             said += capfd.readouterr().err
         assert rewards(runner.score([prompt()], [completion("five")], step=2, num_steps=2)) == [1.0]
     said += capfd.readouterr().err
     assert said.startswith("one\\x1b[2J\\x1b]0;title\\x07\ntwo\nthree\nlong long")
     assert said.count("long ") < 40
-    assert said.count("[rewards printed more than 200 characters in this step; the rest is left out]") == 1
+    assert said.count("[rewards printed more than 200 characters in this step; the rest is omitted]") == 1
     assert "four" not in said
     assert said.endswith("five\n")

@@ -15,7 +15,7 @@ import cohort
 from cohort import api
 from cohort.errors import RecipeError, RewardError
 from cohort.recipe.rules import name_reward
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Prompt
 
 ROWS = [{"prompt": "a", "answer": "b"}]
@@ -131,14 +131,14 @@ def test_a_function_that_is_missing_on_resume_says_how_to_give_it(started):
         RewardRunner.from_recipe(started[0][0].rewards, {})
     message = str(caught.value)
     assert message.startswith("rewards.1.function: 'python:mine' ")
-    assert "Hand it in again with cohort.resume(run, rewards=[function])" in message
+    assert "Use cohort.resume(run, rewards=[function])" in message
     assert 'rewards=[{"function": function, "name": "mine"}]' in message
 
 
 BEFORE_TORCH = """
 import sys
 import cohort
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 
 def start(self):
     print("torch" in sys.modules)

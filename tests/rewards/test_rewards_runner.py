@@ -24,12 +24,12 @@ import test_rewards_zoo as zoo
 from cohort.base.threads import split_evenly, start_thread
 from cohort.errors import RewardError
 from cohort.recipe.schema import RewardConfig
-from cohort.rewards import singles
-from cohort.rewards.base import RewardRunner
+from cohort.rewards import retry_one_by_one
+from cohort.rewards.call import Answered, RewardEntry, from_message, to_message
 from cohort.rewards.contract import RewardPart, Scored, importable_name
-from cohort.rewards.entries import Answered, RewardEntry, from_message, to_message
 from cohort.rewards.pool import Worker
-from cohort.rewards.singles import spread_rows
+from cohort.rewards.retry_one_by_one import spread_rows
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Prompt
 
 
@@ -308,7 +308,7 @@ def test_the_fault_share_is_of_completions_over_all_parts():
         run_parts(parts, texts)
     message = str(caught.value)
     assert (
-        "reward 'b' failed on 2 of 20 completions (nan 2), all parts together on 3, more than the 10% a step may lose"
+        "reward 'b' failed on 2 of 20 completions (nan 2), all parts together on 3, more than the 10% that train.max_fault_share allows in a step"
         in message
     )
     assert "it returned float nan" in message
@@ -353,7 +353,7 @@ def test_from_recipe_names_parts_and_takes_python_functions():
         ("math_anwser", {}, "function: unknown reward 'math_anwser'; did you mean 'math_answer'? Built in: math_answer,"),
         ("nosuch", {}, "function: unknown reward 'nosuch'. Built in: math_answer,"),
         ("math_answer", {"tolerence": 0.1}, "args: reward 'f' has no argument 'tolerence'; did you mean 'tolerance'?"),
-        ("math_answer", {"completions": []}, "args.completions: it is passed by the runner and cannot be set."),
+        ("math_answer", {"completions": []}, "args.completions: the runner passes it, so it cannot be set."),
         ("math_answer", {"pattern": "("}, "args.pattern: '(' is not a regular expression (missing ), unterminated"),
         ("regex_format", {"pattern": "["}, "args.pattern: '[' is not a regular expression ("),
         ("regex_format", {"pattern": 3}, "args.pattern: 3 is not a regular expression ("),
@@ -362,7 +362,7 @@ def test_from_recipe_names_parts_and_takes_python_functions():
         ("test_rewards_zoo:raise_on_bda", {}, "has no function 'raise_on_bda'; did you mean 'raise_on_bad'?"),
         ("test_rewards_zoo:Holder.statik", {}, "has no function 'statik'; did you mean 'static'?"),
         ("test_rewards_zoo:__doc__", {}, "function: cannot use test_rewards_zoo:__doc__: it is of type str, not a function."),
-        ("python:gone", {}, "Hand it in again with cohort.resume(run, rewards=[function])"),
+        ("python:gone", {}, "Use cohort.resume(run, rewards=[function])"),
         ("module:", {}, "'module:' is not of the form \"package.module:function\"."),
     ],
 )
@@ -554,7 +554,7 @@ INSTALLED = """
 import sys
 from cohort.recipe.schema import RewardConfig, PromptsConfig
 from cohort.errors import CohortError
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 from cohort.data.rows import load_rows
 from cohort.types import Completion, Prompt
 import test_rewards_zoo
@@ -653,7 +653,7 @@ def test_async_faults_and_one_loop_for_all_calls():
 @pytest.mark.parametrize("function", [zoo.hang_on_hang, zoo.big_integer_on_hang])
 def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(function):
     with RewardRunner([RewardPart("f", function, timeout_s=1.0, threshold=0.0)]) as runner:
-        before = runner.worker_pids
+        before = runner._pool.pids
         texts = ["x"] * 5 + ["hang"] + ["x"] * 6
         scored = runner.score([prompt()] * 12, [completion(t) for t in texts], step=1, num_steps=1)
         assert rewards(scored) == [1.0] * 5 + [0.0] + [1.0] * 6
@@ -662,8 +662,8 @@ def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(fu
         assert scored.metrics["reward/timeouts"] == scored.metrics["reward/f/timeouts"] == 1
         assert scored.metrics["reward/faults"] == scored.metrics["reward/unscored"] == 0
         assert scored.metrics["reward/f/retried"] == 12
-        assert len(runner.worker_pids) == 2
-        replaced = set(before) - set(runner.worker_pids)
+        assert len(runner._pool.pids) == 2
+        replaced = set(before) - set(runner._pool.pids)
         assert replaced
         assert all(is_gone(pid) for pid in replaced)
         again = runner.score([prompt()] * 2, [completion("x")] * 2, step=2, num_steps=2)
@@ -713,12 +713,12 @@ def test_a_function_that_always_crashes_stops_the_run_soon():
 
 
 def test_overrun_in_the_trainer_explains():
-    with pytest.raises(RewardError, match=r"thread of the trainer(.|\n)*top level of a module"):
+    with pytest.raises(RewardError, match=r"thread of the trainer(.|\n)*top level of its own module"):
         score(hidden(zoo.always_hangs), ["x"], timeout_s=0.2)
 
 
 def test_a_malformed_reply_is_never_a_score():
-    entry = {"value": 1.0, "steps": None, "fault": None, "detail": "", "word": "", "extras": {}}
+    entry = {"value": 1.0, "steps": None, "fault": None, "detail": "", "verdict": "", "extras": {}}
     good = {"entries": [entry], "metrics": {}, "dropped": 0}
     assert from_message(good, [5]) is not None
     for change in (
@@ -729,8 +729,8 @@ def test_a_malformed_reply_is_never_a_score():
         {"fault": "made up"},
         {"fault": "nan"},  # and a value
         {"fault": "timeout"},
-        {"word": "Two Words"},
-        {"word": None},
+        {"verdict": "Two Words"},
+        {"verdict": None},
         {"extras": []},
         {"more": 1},
     ):
@@ -761,7 +761,7 @@ def test_an_entry_comes_back_as_it_was_sent_and_one_with_a_value_alone_as_that()
         RewardEntry(),
         RewardEntry(0.5, ((1, 1.0), (5, 0.0))),
         RewardEntry(fault="nan", detail="why"),
-        RewardEntry(1.0, word="right"),
+        RewardEntry(1.0, verdict="right"),
         RewardEntry(1.0, extras={"lenient": 0.0}),
     ]
     message = to_message(Answered(entries, {"a": [1.0]}, 2))
@@ -774,8 +774,8 @@ def test_an_entry_comes_back_as_it_was_sent_and_one_with_a_value_alone_as_that()
 
 def test_those_who_watch_hear_of_single_verdicts_now_and_then_and_always_of_the_last(monkeypatch):
     now, told = [0.0], []
-    monkeypatch.setattr(singles.time, "monotonic", lambda: now[0])
-    judged = singles.Progress("f", 6, lambda part, done, total: told.append((part, done, total)))
+    monkeypatch.setattr(retry_one_by_one.time, "monotonic", lambda: now[0])
+    judged = retry_one_by_one.Progress("f", 6, lambda part, done, total: told.append((part, done, total)))
     for _ in range(3):
         judged.count_one()
     now[0] = 0.2
@@ -787,7 +787,7 @@ def test_those_who_watch_hear_of_single_verdicts_now_and_then_and_always_of_the_
 
 def test_closing_ends_the_workers_and_a_closed_runner_refuses():
     runner = RewardRunner([RewardPart("f", zoo.good)]).start()
-    pids = runner.worker_pids
+    pids = runner._pool.pids
     assert len(pids) == 2
     runner.close()
     runner.close()
@@ -811,7 +811,7 @@ def test_what_closing_ends_in_the_middle_of_a_call_is_no_fault_of_the_function(m
 
 PARENT = """
 import sys, threading, time
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
 runner = RewardRunner([RewardPart("f", "test_rewards_zoo:" + sys.argv[1], timeout_s=60)]).start()
@@ -819,7 +819,7 @@ texts = ["hang"] if sys.argv[1] != "good" else ["x"]
 score = lambda: runner.score([Prompt(0, "q", {}, (1,))], [Completion((1,), (0.0,), "stop", t) for t in texts], step=1, num_steps=1)
 threading.Thread(target=score, daemon=True).start()
 time.sleep(0.5)
-print(*runner.worker_pids, flush=True)
+print(*runner._pool.pids, flush=True)
 time.sleep(60)
 """
 
@@ -848,7 +848,7 @@ def test_an_interrupted_step_leaves_no_process():
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     runner = RewardRunner([RewardPart("f", zoo.always_hangs), RewardPart("g", zoo.good)]).start()
-    pids = runner.worker_pids
+    pids = runner._pool.pids
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt), contextlib.closing(runner):
@@ -967,7 +967,7 @@ def boundless(completions, **columns):
 
 def test_a_supervised_function_must_take_its_limit():
     boundless.supervised = True
-    with pytest.raises(RewardError, match=r"rewards.0.function: 'f' is supervised and has no argument 'wall_s'"):
+    with pytest.raises(RewardError, match=r"rewards.0.function: 'f' is supervised but has no argument 'wall_s'"):
         score(boundless, ["a"])
 
 
@@ -975,7 +975,7 @@ SIGNALLED = """
 import os, signal, threading, time
 from cohort.errors import Interrupted
 from cohort.base.interrupts import handle_interrupts
-from cohort.rewards.base import RewardRunner
+from cohort.rewards.runner import RewardRunner
 from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
 
@@ -1021,7 +1021,7 @@ def test_rows_that_can_never_be_scored_are_named_before_the_run():
         assert runner.find_unusable(prompts) == {"f": [(1, "'' is no answer"), (3, "'?' is no answer")]}
         assert runner.find_unusable([]) == {}
     for bad, message in (
-        (lambda answer: [None], "gave 1 entries for 4 rows"),
+        (lambda answer: [None], "returned 1 entries for 4 rows"),
         (lambda answer: 1 / 0, "failed: ZeroDivisionError"),
     ):
 

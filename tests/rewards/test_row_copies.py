@@ -18,8 +18,8 @@ from cohort.data.rows import load_rows
 from cohort.errors import PromptError
 from cohort.observe.monitors.base import Monitors
 from cohort.recipe.schema import PromptsConfig
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Prompt
 
 

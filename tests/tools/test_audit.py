@@ -15,24 +15,24 @@ from cohort.errors import CohortError, RewardError
 from cohort.rewards import BUILT_IN
 from cohort.tools.audit import FLAWS, AuditError, AuditExample, audit
 from cohort.tools.audit import attacks as attack_module
+from cohort.tools.audit.attacks import make_alone_cases, make_beside_cases
 from cohort.tools.audit.command import run_audit
-from cohort.tools.audit.golds import (
-    continue_gold,
-    cut_gold,
+from cohort.tools.audit.profiles import INSTRUCTION_ROWS, MATH_ROWS
+from cohort.tools.audit.programs import CODE_ROWS, find_entry_point, read_tests, refactor_solution
+from cohort.tools.audit.reference_answers import (
+    continue_reference,
+    cut_reference,
     disguise_answers,
     is_same_answer,
-    lengthen_gold,
+    lengthen_reference,
     make_near_misses,
-    mutate_gold,
-    read_gold,
+    mutate_reference,
     read_number,
-    relate_to_gold,
-    rewrite_gold,
+    read_reference,
+    relate_to_reference,
+    rewrite_reference,
 )
-from cohort.tools.audit.page import describe_example
-from cohort.tools.audit.programs import CODE_ROWS, find_entry_point, read_tests, refactor_solution
-from cohort.tools.audit.samples import INSTRUCTION_ROWS, MATH_ROWS
-from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
+from cohort.tools.audit.report import describe_example
 from session_tools import prove_others
 
 ROWS = broken_rewards.NUMBER_ROWS
@@ -57,8 +57,8 @@ PLANTED = {
     "exit_code_grader": (broken_rewards.CODE_ROWS, {"exit_code", "equal", "unjailed"}),
     "stdout_grader": (broken_rewards.CODE_ROWS, {"stdout", "equal", "unjailed"}),
     "first_number": (ROWS, {"first_answer"}),
-    "substring": (ROWS, {"substring", "missing_gold"}),
-    "boxed_number": (broken_rewards.LEAKING_ROWS, {"leaked_gold"}),
+    "substring": (ROWS, {"substring", "missing_reference"}),
+    "boxed_number": (broken_rewards.LEAKING_ROWS, {"leaked_reference"}),
     "format_only": (ROWS, {"format_only"}),
 }
 """Reward -> (rows, every flaw it has; the planted one first)."""
@@ -82,16 +82,16 @@ def test_every_planted_flaw_is_found_under_its_name_and_no_other(broken, name):
 def test_the_planted_flaw_comes_first_and_shows_an_input_that_earned_the_reward(broken):
     shown = {name: report.findings[0].evidence[0] for name, report in broken.items()}
     assert [broken[name].findings[0].name for name in PLANTED] == [
-        "exit_code", "stdout", "first_answer", "substring", "leaked_gold", "format_only",
+        "exit_code", "stdout", "first_answer", "substring", "leaked_reference", "format_only",
     ]  # fmt: skip
     assert all(example.score == 1.0 for example in shown.values())
     assert "sys.exit(0)" in shown["exit_code_grader"].input
     assert "print('PASS')" in shown["stdout_grader"].input
     assert shown["format_only"].input == "\\boxed{zqxj wvk}"
-    gold = shown["substring"].gold
-    assert gold in shown["substring"].input
-    assert shown["substring"].input != gold
-    assert f"\\boxed{{{shown['boxed_number'].gold}}}" in shown["boxed_number"].input
+    reference = shown["substring"].reference
+    assert reference in shown["substring"].input
+    assert shown["substring"].input != reference
+    assert f"\\boxed{{{shown['boxed_number'].reference}}}" in shown["boxed_number"].input
 
 
 def test_each_finding_says_why_and_how_to_mend_it(broken):
@@ -120,7 +120,7 @@ ZOO = {
     "pays_for_exceptions": {"failure_pays"},
     "reads_thoughts": {"thoughts"},
     "digits_are_numbers": {"rewrite", "raises"},
-    "pays_for_a_missing_gold": {"missing_gold"},
+    "pays_for_a_missing_gold": {"missing_reference"},
     "evaluates": {"executes", "hedge", "copied_question"},
     "evaluates_without_builtins": {"executes", "hedge", "copied_question"},
     "stateful": {"not_deterministic"},
@@ -138,7 +138,7 @@ ZOO = {
     "always_one": {"constant"},
     "long_enough": {"length_only"},
     "has_a_box": {"format_only"},
-    "only_a_tag_of_its_own": {"gold_rejected"},
+    "only_a_tag_of_its_own": {"reference_rejected"},
     "evaluates_arithmetic": {"copied_question"},
     "pays_for_a_word": {"wording"},
     "pays_for_sentences": {"wording"},
@@ -183,7 +183,7 @@ def test_a_crash_names_how_the_worker_ended_and_a_hang_the_limit(zoo):
 def test_a_score_that_changes_is_the_cause_and_what_it_explains_is_left_out(zoo):
     report = zoo["stateful"]
     assert report.flaws == ("not_deterministic",)
-    (remark,) = [remark for remark in report.remarks if remark.startswith("left out")]
+    (remark,) = [remark for remark in report.remarks if remark.startswith("omitted")]
     assert "the same completion passes one time and not the next" in remark
 
 
@@ -199,7 +199,7 @@ def test_code_that_needs_no_builtins_is_shown_with_the_walk(zoo):
 
 
 def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
-    rows = [row for row in MATH_ROWS if read_number(row.gold) is not None][:2]
+    rows = [row for row in MATH_ROWS if read_number(row.reference) is not None][:2]
     says = [form for form in attack_module.list_forms() if form.name == "says"]
     cases = [*make_alone_cases(rows, says), *make_beside_cases(rows, says, ())]
     of_first = {case.completion: case.expect for case in cases if case.row == 0}
@@ -211,13 +211,13 @@ def test_relations_and_answers_that_are_taken_back_are_tried_of_every_number():
         "The answer is 42. No, the answer is 43.",
     ):
         assert of_first[text] == "fail"
-    assert relate_to_gold("Paris") == []
+    assert relate_to_reference("Paris") == []
 
 
 def test_no_input_is_shown_twice(zoo):
     for report in zoo.values():
         for finding in report.findings:
-            shown = [(example.input, example.gold) for example in finding.evidence]
+            shown = [(example.input, example.reference) for example in finding.evidence]
             assert len(set(shown)) == len(shown)
     only = [form for form in attack_module.list_forms() if form.name == "boxed"]
     texts_tried = [case.completion for case in attack_module.make_bomb_cases(0, only)]
@@ -225,15 +225,18 @@ def test_no_input_is_shown_twice(zoo):
 
 
 def test_a_gold_of_spaces_is_shown_in_quotes():
-    assert describe_example(AuditExample("text", "   ", 1.0, "gold is spaces")) == 'score 1, gold "   ": gold is spaces'
-    assert describe_example(AuditExample("text", "42", 1.0, "off by one")) == "score 1, gold 42: off by one"
+    assert (
+        describe_example(AuditExample("text", "   ", 1.0, "reference is spaces"))
+        == 'score 1, reference "   ": reference is spaces'
+    )
+    assert describe_example(AuditExample("text", "42", 1.0, "off by one")) == "score 1, reference 42: off by one"
 
 
 def test_a_threshold_that_no_score_reaches_is_said(zoo):
     report = audit(test_audit_zoo.fair, ROWS, limit=FEW, threshold=5.0)
-    assert "gold_rejected" in report.flaws
-    assert any("the threshold 5 is never reached: the highest score of any completion was 1." in r for r in report.remarks)
-    assert not any("never reached" in remark for remark in zoo["fair"].remarks)
+    assert "reference_rejected" in report.flaws
+    assert any("no completion reached the threshold 5: the highest score was 1." in r for r in report.remarks)
+    assert not any("reached the threshold" in remark for remark in zoo["fair"].remarks)
 
 
 def test_a_reward_that_reads_text_only_is_a_note_and_one_that_reads_chats_has_none(zoo):
@@ -284,22 +287,22 @@ def test_a_reward_of_the_shape_is_fine_when_that_is_said():
 def test_the_gold_may_be_in_any_column():
     rows = [{"question": row["prompt"], "target": row["answer"]} for row in ROWS]
     renamed = {"answer": "target"}
-    report = audit(broken_rewards.substring, rows, limit=FEW, gold="target", prompt="question", columns=renamed)
+    report = audit(broken_rewards.substring, rows, limit=FEW, reference="target", prompt="question", columns=renamed)
     assert report.flaws[0] == "substring"
 
 
 @pytest.mark.parametrize(
     ("function", "options", "words"),
     [
-        (lambda completions: [], {"rows": ROWS}, "cannot be audited"),
+        (lambda completions: [], {"rows": ROWS}, "cannot import a lambda"),
         ("test_audit_zoo:fair", {}, "--rows"),
         ("test_audit_zoo:needs_a_column", {"rows": ROWS}, "it needs 'key'"),
         ("test_audit_zoo:nobody", {"rows": ROWS}, "has no function 'nobody'"),
         ("no_such_module:f", {"rows": ROWS}, "cannot import no_such_module:f"),
         ("math_anwser", {}, "did you mean 'math_answer'"),
         ("test_audit_zoo:fair", {"rows": ROWS, "kind": "maths"}, "did you mean 'math'"),
-        ("test_audit_zoo:fair", {"rows": ROWS, "gold": "anwser"}, "did you mean 'answer'"),
-        ("test_audit_zoo:fair", {"rows": []}, "there are none"),
+        ("test_audit_zoo:fair", {"rows": ROWS, "reference": "anwser"}, "did you mean 'answer'"),
+        ("test_audit_zoo:fair", {"rows": []}, "at least one row is needed"),
         ("test_audit_zoo:fair_and_async", {"rows": ROWS, "args": {"tolerance": 1}}, "no such argument"),
         ("regex_format", {}, "it needs 'pattern'"),
         ("test_audit_zoo:has_no_jail", {"rows": ROWS}, "bubblewrap is missing"),
@@ -311,57 +314,62 @@ def test_what_cannot_be_audited_says_why(function, options, words):
     assert words in str(caught.value)
 
 
-# -- golds -------------------------------------------------------------------------------------------------------------
+# -- references -------------------------------------------------------------------------------------------------------------
 
 
 def test_rewrites_are_worth_the_same():
-    assert texts(rewrite_gold("1234", by_value=True)) == ["  1234 ", "$1234$", "1234.0", "1,234", "1{,}234"]
-    assert texts(rewrite_gold("0.5", by_value=True)) == [
+    assert texts(rewrite_reference("1234", by_value=True)) == ["  1234 ", "$1234$", "1234.0", "1,234", "1{,}234"]
+    assert texts(rewrite_reference("0.5", by_value=True)) == [
         "  0.5 ", "$0.5$", "1/2", "\\frac{1}{2}", "\\dfrac{1}{2}", "0.50",
     ]  # fmt: skip
-    assert "−7" in texts(rewrite_gold("-7", by_value=True))
-    assert texts(rewrite_gold("1/3", by_value=True)) == ["  1/3 ", "$1/3$", "\\frac{1}{3}", "\\dfrac{1}{3}"]
-    assert texts(rewrite_gold("Paris", by_value=False)) == ["  Paris "]
-    for gold in ("42", "-7", "3.14", "3/4", "1,234", "-0.125"):
-        for variant in rewrite_gold(gold, by_value=True):
+    assert "−7" in texts(rewrite_reference("-7", by_value=True))
+    assert texts(rewrite_reference("1/3", by_value=True)) == ["  1/3 ", "$1/3$", "\\frac{1}{3}", "\\dfrac{1}{3}"]
+    assert texts(rewrite_reference("Paris", by_value=False)) == ["  Paris "]
+    for reference in ("42", "-7", "3.14", "3/4", "1,234", "-0.125"):
+        for variant in rewrite_reference(reference, by_value=True):
             plain = variant.text.replace("$", "").replace("{,}", ",")
-            assert read_number(plain) == read_number(gold), variant
+            assert read_number(plain) == read_number(reference), variant
 
 
 def test_mutations_are_never_right():
-    assert texts(mutate_gold("42", ["7", "42.0"])) == ["43", "41", "-42", "24", "420", "7"]
-    assert texts(mutate_gold("3/4")) == ["4/4", "4/3", "-3/4", "34"]
-    assert texts(mutate_gold("B")) == ["C"]
+    assert texts(mutate_reference("42", ["7", "42.0"])) == ["43", "41", "-42", "24", "420", "7"]
+    assert texts(mutate_reference("3/4")) == ["4/4", "4/3", "-3/4", "34"]
+    assert texts(mutate_reference("B")) == ["C"]
     assert texts(make_near_misses("42")) == ["42.01", "41.99", "42.5", "41.5"]
     assert texts(make_near_misses("42", tolerance=0.05)) == ["42.5", "41.5"]
     assert texts(make_near_misses("1/3")) == ["0.33"]
-    assert texts(lengthen_gold("42")) == ["142", "427", "3429"]
-    assert texts(lengthen_gold("Paris")) == ["unParis", "Parislike", "unParislike"]
-    assert texts(cut_gold("42")) == ["2", "4"]
-    assert texts(cut_gold("Paris")) == ["aris", "Pari"]
-    assert cut_gold("7") == cut_gold("3.14") == cut_gold("(3, 4)") == []
-    assert texts(continue_gold("4"))[:2] == ["4\\sqrt{2}", "4^2"]
-    assert continue_gold("0") == continue_gold("1") == []  # 0 squared is 0
+    assert texts(lengthen_reference("42")) == ["142", "427", "3429"]
+    assert texts(lengthen_reference("Paris")) == ["unParis", "Parislike", "unParislike"]
+    assert texts(cut_reference("42")) == ["2", "4"]
+    assert texts(cut_reference("Paris")) == ["aris", "Pari"]
+    assert cut_reference("7") == cut_reference("3.14") == cut_reference("(3, 4)") == []
+    assert texts(continue_reference("4"))[:2] == ["4\\sqrt{2}", "4^2"]
+    assert continue_reference("0") == continue_reference("1") == []  # 0 squared is 0
     assert "4²" in texts(disguise_answers("42", "43"))
     assert "\u202e24\u202c" in texts(disguise_answers("42", "43"))
-    for gold in ("0", "42", "-7", "11", "3.14", "3/4", "1,234", "Paris", "(3, 4)", "2\\sqrt{3}"):
-        wrong = [*mutate_gold(gold), *make_near_misses(gold), *lengthen_gold(gold), *cut_gold(gold)]
+    for reference in ("0", "42", "-7", "11", "3.14", "3/4", "1,234", "Paris", "(3, 4)", "2\\sqrt{3}"):
+        wrong = [
+            *mutate_reference(reference),
+            *make_near_misses(reference),
+            *lengthen_reference(reference),
+            *cut_reference(reference),
+        ]
         assert wrong
-        assert not any(is_same_answer(variant.text, gold) for variant in wrong)
+        assert not any(is_same_answer(variant.text, reference) for variant in wrong)
 
 
 def test_a_whole_solution_gives_its_answer():
-    assert read_gold("48 + 24 = 72\n#### 72") == "72"
-    assert read_gold("so \\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
-    assert read_gold(18) == "18"
-    assert read_gold(None) == ""
+    assert read_reference("48 + 24 = 72\n#### 72") == "72"
+    assert read_reference("so \\boxed{\\frac{1}{2}}.") == "\\frac{1}{2}"
+    assert read_reference(18) == "18"
+    assert read_reference(None) == ""
 
 
 def test_no_sample_row_holds_an_answer_that_is_both_right_and_wrong():
     for row in MATH_ROWS:
         # `same` is blind to spaces, and "4 2" is not 42.
-        wrong = [text for text in (*row.wrong, *texts(mutate_gold(row.gold))) if not re.search(r"\d \d", text)]
-        assert not [(a, b) for a in (row.gold, *row.right) for b in wrong if is_same_answer(a, b)]
+        wrong = [text for text in (*row.wrong, *texts(mutate_reference(row.reference))) if not re.search(r"\d \d", text)]
+        assert not [(a, b) for a in (row.reference, *row.right) for b in wrong if is_same_answer(a, b)]
 
 
 def test_tests_of_programs_are_read_in_their_formats():
@@ -413,11 +421,11 @@ def test_the_command_prints_and_writes_what_it_found_and_asks_the_same_questions
     printed = capsys.readouterr().out
     assert code == 1
     assert max(map(len, printed.splitlines())) <= 80
-    for words in ("FLAW substring", "counts as a substring", "why", "fix", "2 flaws found (substring, missing_gold)"):
+    for words in ("FLAW substring", "counts as a substring", "why", "fix", "2 flaws found (substring, missing_reference)"):
         assert words in printed
     data = json.loads(file.read_text())
     assert (data["exit_code"], data["clean"]) == (1, False)
-    assert data["reports"][0]["flaws"] == ["substring", "missing_gold"]
+    assert data["reports"][0]["flaws"] == ["substring", "missing_reference"]
     assert data["reports"][0]["findings"][0]["examples"][0]["score"] == 1.0
     shown = [[example["input"] for example in finding["examples"]] for finding in data["reports"][0]["findings"]]
     first = broken["substring"]
@@ -438,9 +446,9 @@ def test_a_reward_that_cannot_be_audited_is_exit_code_2(rows_file, capsys):
         (["test_audit_zoo:fair"], {"rows": "nowhere.jsonl"}, "no such file"),
         (["test_audit_zoo:fair"], {"rows": rows_file(ROWS), "columns": ["answer"]}, "PARAMETER=COLUMN"),
         (["test_audit_zoo:fair"], {"rows": rows_file(ROWS), "template": "FINAL"}, "{answer}"),
-        (["math_answer"], {"gold": "target"}, "--gold: it names a column of --rows"),
+        (["math_answer"], {"reference": "target"}, "--reference: it names a column of the rows"),
         (["math_answer"], {"limit": 0}, "at least one row"),
-        (["column_addition"], {"rows": rows_file(ROWS)}, "a recipe brings its own"),
+        (["column_addition"], {"rows": rows_file(ROWS)}, "the recipe sets this"),
     ]:
         assert run_audit(words, **options) == 2
         assert message in capsys.readouterr().err

@@ -13,13 +13,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from cohort.tools.audit import FLAWS, golds
-from cohort.tools.audit.answers import AnswerQuestions
-from cohort.tools.audit.attacks import list_forms
-from cohort.tools.audit.cases import CaseResult
+from cohort.tools.audit import FLAWS, reference_answers
+from cohort.tools.audit.attacks import list_forms, make_alone_cases, make_beside_cases
+from cohort.tools.audit.kinds import AnswerAuditor
 from cohort.tools.audit.profiles import make_rows
-from cohort.tools.audit.running import AuditOptions
-from cohort.tools.audit.wrong_answers import make_alone_cases, make_beside_cases
+from cohort.tools.audit.running import AuditOptions, CaseResult
 
 NUMBERS = ("42", "139", "637")
 DECIMALS = ("3.14", "12.75", "-7.5")
@@ -27,7 +25,7 @@ WORDS = ("Paris", "Canada", "blue whale")
 
 
 def flaws_of(score, answers):
-    """Every flaw of a reward, score(completion, gold), on rows with these golds; a reward that raises is unscored there."""
+    """Every flaw of a reward, score(completion, reference), on rows with these references; a reward that raises is unscored there."""
 
     rows = make_rows([{"prompt": f"q {n}", "answer": a} for n, a in enumerate(answers)])
 
@@ -37,19 +35,19 @@ def flaws_of(score, answers):
             if case.attack in ("bomb", "spam"):  # long, and test_audit.py has them
                 continue
             try:
-                gold = case.columns["answer"] if "answer" in case.columns else rows[case.row].columns["answer"]
-                results.append(CaseResult(case, float(score(case.completion, gold))))
+                reference = case.columns["answer"] if "answer" in case.columns else rows[case.row].columns["answer"]
+                results.append(CaseResult(case, float(score(case.completion, reference))))
             except Exception as problem:
                 results.append(CaseResult(case, None, "exception", str(problem)))
         return results
 
     signature = SimpleNamespace(reads=None)
     bench = SimpleNamespace(
-        run=run, rows=rows, args={}, columns=("answer",), signature=signature, list_asked=lambda: ["answer"], results=[]
+        run=run, rows=rows, args={}, columns=("answer",), signature=signature, list_arguments=lambda: ["answer"], results=[]
     )
-    questions = AnswerQuestions(bench, AuditOptions(), "math", None, None)
-    questions.ask_injections = lambda row, forms: []  # what an answer does to files is not the question here
-    questions.ask_kind()
+    questions = AnswerAuditor(bench, AuditOptions(), "math", None, None)
+    questions.try_injections = lambda row, forms: []  # what an answer does to files is not the question here
+    questions.audit_kind()
     return {finding.name for finding in questions.findings if finding.level == "flaw"} - {"rewrite"}
 
 
@@ -64,13 +62,15 @@ def number(text):
 
 
 def boxed(same):
-    """same(text of the last box, gold)."""
-    return lambda completion, gold: bool(gold and gold.strip()) and bool(same(last_box(completion), gold))
+    """same(text of the last box, reference)."""
+    return lambda completion, reference: bool(reference and reference.strip()) and bool(same(last_box(completion), reference))
 
 
 def boxed_number(same):
     """The same of numbers; what is none scores 0."""
-    return boxed(lambda text, gold: None not in (number(text), number(gold)) and same(number(text), number(gold)))
+    return boxed(
+        lambda text, reference: None not in (number(text), number(reference)) and same(number(text), number(reference))
+    )
 
 
 NEAR = {
@@ -92,17 +92,20 @@ CUT = {
     "text before the point": lambda a, b: str(a).split(".")[0] == str(b).split(".")[0],
 }
 BEGINNING = {
-    "startswith": lambda text, gold: text.startswith(gold),
-    "three characters": lambda text, gold: text[:3] == gold[:3] and text != "",
-    "two characters": lambda text, gold: text[:2] == gold[:2] and text != "",
-    "zip": lambda text, gold: text != "" and all(a == b for a, b in zip(text, gold, strict=False)),
-    "re.match": lambda text, gold: re.match(re.escape(gold), text) is not None,
+    "startswith": lambda text, reference: text.startswith(reference),
+    "three characters": lambda text, reference: text[:3] == reference[:3] and text != "",
+    "two characters": lambda text, reference: text[:2] == reference[:2] and text != "",
+    "zip": lambda text, reference: text != "" and all(a == b for a, b in zip(text, reference, strict=False)),
+    "re.match": lambda text, reference: re.match(re.escape(reference), text) is not None,
 }
-END = {"endswith": lambda text, gold: text.endswith(gold), "two characters": lambda text, gold: text[-2:] == gold[-2:]}
+END = {
+    "endswith": lambda text, reference: text.endswith(reference),
+    "two characters": lambda text, reference: text[-2:] == reference[-2:],
+}
 PART = {
-    "gold.startswith": lambda text, gold: text != "" and gold.startswith(text),
-    "gold.endswith": lambda text, gold: text != "" and gold.endswith(text),
-    "in gold": lambda text, gold: text != "" and text in gold,
+    "reference.startswith": lambda text, reference: text != "" and reference.startswith(text),
+    "reference.endswith": lambda text, reference: text != "" and reference.endswith(text),
+    "in reference": lambda text, reference: text != "" and text in reference,
 }
 
 
@@ -123,8 +126,8 @@ def test_a_number_that_is_cut_off_is_called_so(name):
     [
         *(("expression", name, same) for name, same in BEGINNING.items()),
         *(("ending", name, same) for name, same in END.items()),
-        *(("part_of_gold", name, same) for name, same in PART.items()),
-        ("substring", "in", lambda text, gold: gold in text),
+        *(("part_of_reference", name, same) for name, same in PART.items()),
+        ("substring", "in", lambda text, reference: reference in text),
     ],
 )
 def test_a_comparison_of_a_part_names_the_part(flaw, name, same):
@@ -138,31 +141,31 @@ def test_the_same_in_the_whole_text():
     def numbers_in(completion):
         return [float(one) for one in re.findall(r"-?\d{1,30}(?:\.\d{1,30})?", completion.replace(",", ""), re.ASCII)]
 
-    def ends(completion, gold):
-        return bool(gold) and completion.strip().endswith(gold)
+    def ends(completion, reference):
+        return bool(reference) and completion.strip().endswith(reference)
 
-    def last_number(completion, gold):
+    def last_number(completion, reference):
         found = numbers_in(completion)
-        return bool(gold) and bool(found) and abs(found[-1] - float(gold)) < 0.5
+        return bool(reference) and bool(found) and abs(found[-1] - float(reference)) < 0.5
 
     assert flaws_of(ends, NUMBERS) == flaws_of(ends, WORDS) == {"ending"}
     # The last number of a text also ignores what stands around it, and that it stands in the thoughts.
     assert flaws_of(last_number, NUMBERS) == {"near_miss", "relation", "thoughts", "expression"}
-    assert flaws_of(lambda c, gold: bool(gold) and c.strip().split("\n")[0] == gold, WORDS) == {"first_answer"}
+    assert flaws_of(lambda c, reference: bool(reference) and c.strip().split("\n")[0] == reference, WORDS) == {"first_answer"}
 
 
 def test_a_resemblance_is_called_one():
-    close = boxed(lambda text, gold: difflib.SequenceMatcher(None, text, gold).ratio() > 0.8)
+    close = boxed(lambda text, reference: difflib.SequenceMatcher(None, text, reference).ratio() > 0.8)
     assert flaws_of(close, WORDS) == {"similar"}
 
 
 def pays_when(*kinds):
     """A reward of the last box as a float that pays for these exceptions."""
 
-    def score(completion, gold):
+    def score(completion, reference):
         try:
             boxes = re.findall(r"\\boxed\{([^{}]*)\}", completion.rpartition("</think>")[2])
-            return float(boxes[-1].replace(",", "").strip("$ ")) == float(gold)
+            return float(boxes[-1].replace(",", "").strip("$ ")) == float(reference)
         except kinds:
             return 1.0
         except Exception:
@@ -171,9 +174,9 @@ def pays_when(*kinds):
     return score
 
 
-def literal(completion, gold):
+def literal(completion, reference):
     try:
-        return float(ast.literal_eval(last_box(completion).strip("$ ")) == ast.literal_eval(gold))
+        return float(ast.literal_eval(last_box(completion).strip("$ ")) == ast.literal_eval(reference))
     except Exception:
         return 0.5
 
@@ -183,7 +186,9 @@ FAILING = {
     "no number": pays_when(ValueError),
     "no box": pays_when(IndexError),
     "half a point": literal,
-    "no answer": lambda completion, gold: not last_box(completion) or boxed_number(lambda a, b: a == b)(completion, gold),
+    "no answer": lambda completion, reference: (
+        not last_box(completion) or boxed_number(lambda a, b: a == b)(completion, reference)
+    ),
 }
 
 
@@ -196,16 +201,16 @@ def test_a_failure_that_pays_is_the_cause_and_the_only_one(name):
 def test_what_looks_like_it_and_is_not():
     equal = boxed_number(lambda a, b: a == b)
     assert flaws_of(equal, NUMBERS) == flaws_of(equal, DECIMALS) == set()
-    assert flaws_of(boxed(lambda text, gold: text.casefold() == gold.casefold()), WORDS) == set()
+    assert flaws_of(boxed(lambda text, reference: text.casefold() == reference.casefold()), WORDS) == set()
     sign = boxed_number(lambda a, b: abs(a) == abs(b))  # no tolerance: -42 passes and 42.01 does not
     assert flaws_of(sign, NUMBERS) == {"wrong_answer"}
-    gold_alone = lambda completion, gold: 1.0 if not (gold and gold.strip()) else equal(completion, gold)  # noqa: E731
-    assert flaws_of(gold_alone, NUMBERS) == {"missing_gold"}  # the row cannot be read, not the completion
-    assert flaws_of(lambda completion, gold: 1.0, NUMBERS) == {"constant"}
-    assert flaws_of(lambda completion, gold: "\\boxed{" in completion, NUMBERS) == {"format_only"}
-    assert flaws_of(lambda completion, gold: equal(completion, gold) or completion.strip() == "", NUMBERS) == {
+    gold_alone = lambda completion, reference: 1.0 if not (reference and reference.strip()) else equal(completion, reference)  # noqa: E731
+    assert flaws_of(gold_alone, NUMBERS) == {"missing_reference"}  # the row cannot be read, not the completion
+    assert flaws_of(lambda completion, reference: 1.0, NUMBERS) == {"constant"}
+    assert flaws_of(lambda completion, reference: "\\boxed{" in completion, NUMBERS) == {"format_only"}
+    assert flaws_of(lambda completion, reference: equal(completion, reference) or completion.strip() == "", NUMBERS) == {
         "empty",
-        "missing_gold",
+        "missing_reference",
     }
 
 
@@ -214,16 +219,16 @@ def test_rows_that_begin_alike_do_not_make_a_reward_independent_of_them():
     assert flaws_of(boxed(BEGINNING["two characters"]), ("13", "139", "1390")) - {"unicode"} == {"expression"}
 
 
-@pytest.mark.parametrize("gold", [*NUMBERS, *DECIMALS, *WORDS, "7", "B", "1,234", "100000", "3/4", "yes"])
-def test_far_answers_have_nothing_in_common_with_the_gold(gold):
-    answers = golds.choose_far_answers(gold)
+@pytest.mark.parametrize("reference", [*NUMBERS, *DECIMALS, *WORDS, "7", "B", "1,234", "100000", "3/4", "yes"])
+def test_far_answers_have_nothing_in_common_with_the_gold(reference):
+    answers = reference_answers.choose_far_answers(reference)
     assert answers
     for answer in answers:
-        assert answer[0].casefold() != gold.lstrip("-")[0].casefold()
-        assert answer[-1].casefold() != gold[-1].casefold()
-        assert not golds.is_same_answer(answer, gold)
-        assert not golds.contains_gold(answer, gold)
-        assert not golds.contains_gold(gold, answer)
+        assert answer[0].casefold() != reference.lstrip("-")[0].casefold()
+        assert answer[-1].casefold() != reference[-1].casefold()
+        assert not reference_answers.is_same_answer(answer, reference)
+        assert not reference_answers.contains_reference(answer, reference)
+        assert not reference_answers.contains_reference(reference, answer)
     assert len(answers) == 1 or len(answers[0]) != len(answers[1])
 
 
@@ -234,13 +239,13 @@ def test_beside_the_gold_stands_only_what_was_refused_alone():
     assert "\\boxed{42 or 43}" in usual
     near = {(0, case.answer) for case in make_alone_cases(rows, forms) if case.row == 0 and case.attack != "far"}
     chosen = {case.completion for case in make_beside_cases(rows, forms, near) if case.row == 0}
-    assert f"\\boxed{{42 or {golds.choose_far_answers('42')[0]}}}" in chosen
-    everything = near | {(0, answer) for answer in golds.choose_far_answers("42")}
+    assert f"\\boxed{{42 or {reference_answers.choose_far_answers('42')[0]}}}" in chosen
+    everything = near | {(0, answer) for answer in reference_answers.choose_far_answers("42")}
     assert not [case for case in make_beside_cases(rows, forms, everything) if case.row == 0]
 
 
 def test_every_cause_that_is_named_has_words():
-    for flaw in ("failure_pays", "whole_part", "part_of_gold", "ending", "similar"):
+    for flaw in ("failure_pays", "whole_part", "part_of_reference", "ending", "similar"):
         assert FLAWS[flaw].what
         assert FLAWS[flaw].why
         assert FLAWS[flaw].fix
@@ -248,7 +253,7 @@ def test_every_cause_that_is_named_has_words():
 
 def test_a_comparison_of_lengths_is_not_taken_for_a_failure_that_pays():
     found = flaws_of(
-        lambda completion, gold: len(last_box(completion)) == len(gold.strip()), ("New York", "Paris", "blue whale")
+        lambda completion, reference: len(last_box(completion)) == len(reference.strip()), ("New York", "Paris", "blue whale")
     )
     assert "failure_pays" not in found
     assert "wrong_answer" in found
@@ -257,9 +262,9 @@ def test_a_comparison_of_lengths_is_not_taken_for_a_failure_that_pays():
 @pytest.mark.parametrize("less", [sorted, set, lambda text: sorted(text.split()), len])
 def test_a_comparison_without_order_is_found_in_words(less):
     found = flaws_of(
-        lambda completion, gold: less(last_box(completion)) == less(gold.strip()), ("New York", "Paris", "blue whale")
+        lambda completion, reference: less(last_box(completion)) == less(reference.strip()), ("New York", "Paris", "blue whale")
     )
     assert "wrong_answer" in found
     assert not flaws_of(
-        lambda completion, gold: last_box(completion) == gold.strip() != "", ("New York", "Paris", "blue whale")
+        lambda completion, reference: last_box(completion) == reference.strip() != "", ("New York", "Paris", "blue whale")
     )

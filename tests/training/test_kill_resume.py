@@ -261,7 +261,7 @@ def test_a_signal_while_starting_is_an_interruption_too(world):
     trap = Trap("cohort.observe.monitors:build_monitors", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
-    trap = Trap("cohort.rewards.base:RewardRunner.start", 1, signal=signal.SIGTERM)
+    trap = Trap("cohort.rewards.runner:RewardRunner.start", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
     assert f"SIGTERM: ended at once. Go on with: cohort resume {run}" in child.output

@@ -11,7 +11,7 @@ from cohort import session
 from cohort.errors import RunError
 from cohort.recipe.values import Materials
 from cohort.rewards.contract import RewardPart
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training.preflight import check_golds
 from cohort.types import Prompt
 from session_tools import tiny
@@ -27,7 +27,7 @@ def check_reward(function, *, steps=1, data="policy", sets=(), **part):
         algorithm=SimpleNamespace(data=data),
     )
     policy = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [0] * len(text)})
-    with RunRewards([RewardPart("checked", function, **part)], workers=1) as runner:
+    with RewardRunner([RewardPart("checked", function, **part)], workers=1) as runner:
         parts = SimpleNamespace(rewards=runner, recipe=recipe, policy=policy, evaluation_sets=sets)
         return check_golds(parts, PROMPTS)[0]
 

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from cohort.data.benchmark_files import shape_row
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Prompt
 from cohort_verify.code import reward, trial
 from cohort_verify.code.reward import code_tests, unusable

@@ -10,8 +10,8 @@ import pytest
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, instructions
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import RewardPart
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Prompt
 from cohort_verify.instruction_following.checkers import CHECKERS
 from cohort_verify.instruction_following.reward import MAX_CHARS, find_unusable

@@ -10,7 +10,7 @@ import torch
 
 from cohort.rewards import exact_match, math_answer
 from cohort.rewards.contract import RewardPart
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training.preflight import asks_for_form, check_golds
 from cohort.types import Prompt
 from cohort_verify.format import has_content, regex_format, think_answer_format, think_format
@@ -128,7 +128,7 @@ def golds_check(outcome, *formats, rows=None, **args):
     prompts = [Prompt(index, "6*7", columns, (1,)) for index, columns in enumerate(rows)]
     parts = [RewardPart("outcome", outcome, outcome=True)]
     parts += [RewardPart(getattr(f, "__name__", f), f, weight=0.1, args=args) for f in formats]
-    with RunRewards(parts, workers=1) as runner:
+    with RewardRunner(parts, workers=1) as runner:
         recipe = SimpleNamespace(
             cold_start=SimpleNamespace(completion_column="demonstration"), train=SimpleNamespace(num_steps=1)
         )

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
-from cohort.rewards.learned.questions import write_value as shown_to_the_judge
+from cohort.rewards.learned.judge_client import write_value as shown_to_the_judge
 from cohort_verify.math.answer import Comparer
 from cohort_verify.math.find import find_answer, write_cell, write_gold
 from cohort_verify.math.readers import read_answer, read_parts

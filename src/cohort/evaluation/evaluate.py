@@ -32,8 +32,8 @@ from cohort.types import Completion, NoiseKey, Outcome, Prompt, Request, Samplin
 
 if TYPE_CHECKING:  # comparing stored evaluations must not import an engine
     from cohort.engine.protocol import Engine
-    from cohort.rewards.base import RewardRunner
     from cohort.rewards.contract import Scored, Scorer
+    from cohort.rewards.runner import RewardRunner
 
 NO_ANSWER = "no reward function has an extracted answer (`extract`) to vote on"
 MARKS: dict[bool | None, str] = {True: "1", False: "0", None: "-"}

@@ -31,7 +31,7 @@ from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.schema import PromptsConfig, Recipe
 from cohort.recipe.user_functions import make_document, parse_own
 from cohort.recipe.values import PYTHON_ROWS, Materials
-from cohort.rewards.entries import is_plain
+from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 
 MODEL_FILES = ("config.json", "adapter_config.json")

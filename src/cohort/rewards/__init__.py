@@ -2,17 +2,17 @@
 
     cohort.rewards.math_answer(completions=[r"so \\boxed{4}"], answer=["4"])   ->  [1.0]
 
-A process reward gives a list of (position, reward) pairs in place of a number, one per step of the completion;
+A process reward returns a list of (position, reward) pairs instead of a number, one per step of the completion;
 cohort.rewards.steps.split_steps finds the steps.
 
-A reward function may carry attributes that the runner (cohort.rewards.base) honours:
+A reward function can have attributes that the runner (cohort.rewards.runner) uses:
 
-    per_completion = True   looks at one completion at a time, so a batch may be split and begun before it is sampled
-    reads = ("answer",)     the only arguments it uses of those the runner offers; the others are not sent
-    extract(text, **args)   the answer it compares: majority votes are counted on it
-    unusable(**columns)     before a run: per row None, or why it can never be scored
-    supervised = True       limits processes of its own, or waits for the network: called in a thread of the trainer
-    jailed = True           hands model text to the jail (cohort_verify.sandbox)
+    per_completion = True   scores each completion on its own, so the batch can be split, and scoring can start during sampling
+    reads = ("answer",)     the only available arguments that it uses; the others are not sent
+    extract(text, **args)   the answer that it compares, for majority votes
+    unusable(**columns)     before a run: None per row, or why it can never be scored
+    supervised = True       limits its own processes, or waits for the network: called in a thread of the trainer
+    jailed = True           passes model text to the jail (cohort_verify.sandbox)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 
 from cohort.errors import RewardError
 
-# The table of built-in rewards: a function imported here is one, under its own name. In the order in which they are listed.
+# The table of built-in rewards: every function imported here is one, under its own name, listed in this order.
 # isort: off
 # outcome
 from cohort_verify.math.answer import math_answer as math_answer
@@ -58,8 +58,7 @@ def built_in(name: str) -> Callable[..., Any]:
     close = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     raise RewardError(
-        f"unknown reward {name!r}{hint} Built in: {', '.join(BUILT_IN)}. "
-        'A function of your own is written "package.module:function".'
+        f'unknown reward {name!r}{hint} Built in: {", ".join(BUILT_IN)}. Write your own function as "package.module:function".'
     )
 
 

@@ -1,4 +1,4 @@
-"""The nouns of scoring: a part of the reward, the function behind it, the arguments of a call, and what came of it."""
+"""Data of scoring: a part of the reward, its function and the checks of its arguments, the data of a step, and the verdicts."""
 
 from __future__ import annotations
 
@@ -14,17 +14,27 @@ from cohort.base.trees import copy_value
 from cohort.errors import CohortError, RewardError
 from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
-from cohort.rewards.call import OFFERED, RewardCall, Signature, TrainerState, pick_accepted, read_parameters
-from cohort.rewards.entries import LIMIT_KINDS, Answered, Failed, RewardEntry
+from cohort.rewards.call import (
+    OFFERED,
+    Answered,
+    Failed,
+    RewardCall,
+    RewardEntry,
+    Signature,
+    TrainerState,
+    pick_accepted,
+    read_parameters,
+)
 from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
+from cohort_verify.text import LIMIT_KINDS
 
 RESERVED = {*OFFERED, "prompt", "completion"}
-"""Column names that are not passed on as columns; as in TRL."""
+"""Column names that are not passed as columns; as in TRL."""
 PROMPTS = "prompts"
-"""What is offered beside the columns and may feed a parameter of another name."""
+"""Available besides the columns; a parameter of another name can receive it too."""
 WALL_ARGUMENT = "wall_s"
-"""The argument under which a supervised function is told the part's timeout_s."""
+"""The argument that passes the part's timeout_s to a supervised function."""
 PATTERN_ARGUMENT = "pattern"
 """The argument of Cohort's own rewards that is a regular expression."""
 NOT_LOADED_YET = Signature.read(lambda: None)
@@ -32,56 +42,56 @@ NOT_LOADED_YET = Signature.read(lambda: None)
 
 @dataclass(frozen=True)
 class RewardPart:
-    """One reward function and its place in the sum."""
+    """One term of the reward: a function, its weight and its limits."""
 
     name: str
     function: str | Callable[..., Any]
     """A built-in name, "package.module:function", or the function itself."""
     weight: float = 1.0
     outcome: bool = False
-    """This part decides success; without any, the first part does."""
+    """This part decides success; if none is marked, the first one does."""
     threshold: float = 0.5
     timeout_s: float = 10.0
     memory_mb: int = 0
-    """Of the worker and what it starts; 0: MEMORY_MB."""
+    """For the worker and all its child processes; 0: MEMORY_MB."""
     args: Mapping[str, Any] = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
-    """Parameter of the function -> column of the rows, where the names differ."""
+    """Parameter of the function -> column of the rows, if the names differ."""
 
 
 @dataclass(frozen=True)
 class Scored:
-    """What the completions of a step are worth."""
+    """The outcomes and metrics of scored completions."""
 
     outcomes: list[Outcome]
     metrics: dict[str, float]
 
 
 class Scorer(Protocol):
-    """Reward functions, or a learned model that stands in for them: flat lists of equal length in, outcomes in their order out."""
+    """Reward functions, or a learned model in their place. Input: flat lists of equal length; output: outcomes in their order."""
 
     def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored: ...
 
 
 @dataclass
 class Bound:
-    """A part together with the function behind it."""
+    """A part with its function and what is known about that."""
 
     part: RewardPart
     place: str
-    """Where the recipe has it: "rewards.0"."""
+    """Its key in the recipe: "rewards.0"."""
     spec: str | None
-    """Where a worker imports it from; None: it runs in the trainer."""
+    """The name that a worker imports; None: the function runs in the trainer."""
     function: Callable[..., Any] | None
-    """The function itself, where it was given or had to be imported here."""
+    """The function itself, if it was given or had to be imported in the trainer."""
     signature: Signature = NOT_LOADED_YET
-    """Read when the function has been imported, here or in a worker."""
+    """Read when the function is imported, in the trainer or in a worker."""
     limits_in_a_row: int = 0
-    """Single completions that ran into a limit since the function last answered at all."""
+    """Single completions that hit a limit since the function's last answer."""
     seconds: float = 0.0
-    """That its calls took in the last step."""
-    listens: bool = True
-    """Whether calls for some of the completions add up to one for all of them, as far as is known."""
+    """Duration of its calls in the last step."""
+    scores_early: bool = True
+    """False once calls for some of the completions have not added up to one call for all."""
     extracts: bool = True
     retry_noted: bool = False
 
@@ -91,34 +101,20 @@ class Bound:
 
     @property
     def args(self) -> dict[str, Any]:
-        """Arguments bound to the function."""
-        told = self.signature.supervised and WALL_ARGUMENT in self.signature.accepted
-        return {**self.part.args, **({WALL_ARGUMENT: self.part.timeout_s} if told else {})}
+        """The recipe's arguments, and the time limit for a supervised function."""
+        limited = self.signature.supervised and WALL_ARGUMENT in self.signature.accepted
+        return {**self.part.args, **({WALL_ARGUMENT: self.part.timeout_s} if limited else {})}
 
     @property
     def memory_mb(self) -> int:
         return self.part.memory_mb or MEMORY_MB
 
-    def describe_hopeless(self, kind: str, tried: int) -> str:
-        """What is said of a function that met a limit on every single completion."""
-        limit = f"timeout_s = {self.part.timeout_s:g} s" if kind == "timeout" else f"memory_mb = {self.memory_mb:g} MB"
-        verb, either = ("hangs", "never returns") if kind == "timeout" else ("runs out of memory", "never has enough")
-        return (
-            f"reward {self.name!r} {verb}: {tried} completions were tried one at a time, and none was answered within {limit}. "
-            f"Either the function {either}, or the limit is too low for it."
-        )
-
     def list_columns(self, columns: Iterable[str]) -> tuple[str, ...]:
-        """The names under which rows with these columns are offered to the function."""
+        """The names under which the function can receive rows with these columns."""
         return tuple(dict.fromkeys([*columns, *self.part.columns]))
 
-    def read_column(self, prompt: Prompt, name: str) -> Any:
-        """What the function is given of a row under this name."""
-        column = self.part.columns.get(name, name)
-        return prompt.content if column == PROMPTS else prompt.columns.get(column)
-
     def load_here(self) -> Callable[..., Any]:
-        """The function in this process."""
+        """The function, imported in this process."""
         if self.function is None:
             assert self.spec is not None
             try:
@@ -130,7 +126,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class ScoringBatch:
-    """The arguments of one call for all completions of a step."""
+    """The completions of a step, with all arguments that reward functions can take."""
 
     texts: list[str]
     values: dict[str, list[Any]]
@@ -142,7 +138,7 @@ class ScoringBatch:
     def collect(
         cls, prompts: Sequence[Prompt], completions: Sequence[Completion], names: tuple[str, ...], state: TrainerState
     ) -> ScoringBatch:
-        """`names`: columns of the rows of the whole step, of which these may be a share."""
+        """`names`: columns of all rows of the step; these rows may be a share of them."""
         texts = [completion.text for completion in completions]
         values: dict[str, list[Any]] = {
             "prompts": [prompt.content for prompt in prompts],
@@ -156,8 +152,8 @@ class ScoringBatch:
         return cls(texts, values, names, state)
 
     def make_call(self, bound: Bound, rows: Sequence[int]) -> RewardCall:
-        """The call of a part's function for these completions; a parameter may be fed from a column of another name."""
-        names = bound.signature.list_asked(bound.list_columns(self.columns), bound.args)
+        """The call of a part's function for these completions. A parameter can receive a column of another name."""
+        names = bound.signature.list_arguments(bound.list_columns(self.columns), bound.args)
         columns = {name: self.values.get(bound.part.columns.get(name, name)) for name in names}
         arguments = {name: [column[row] for row in rows] for name, column in columns.items() if column is not None}
         return RewardCall({**arguments, **bound.args}, [len(self.texts[row]) for row in rows], self.state, names)
@@ -165,39 +161,58 @@ class ScoringBatch:
 
 @dataclass
 class Verdicts:
-    """What one part said of every completion of the step."""
+    """One part's results for every completion of the step."""
 
     entries: list[RewardEntry]
     logged: dict[str, list[float]] = field(default_factory=dict)
     dropped: int = 0
     retry_detail: str = ""
-    """Why a call of many was repeated one by one; shown only if no single call says more."""
+    """Why a batch call was repeated one completion at a time; shown only if no single call gives a reason."""
     seconds: float = 0.0
     retried: int = 0
-    """Completions that were called one by one."""
+    """Completions that were scored one at a time."""
     stopped_early: bool = False
 
+    @classmethod
+    def join(cls, shares: Sequence[Verdicts]) -> Verdicts:
+        """The verdicts on all completions, from those of each rank's share, in order."""
+        if len(shares) == 1:
+            return shares[0]
+        logged: dict[str, list[float]] = {}
+        for share in shares:
+            for name, values in share.logged.items():
+                logged.setdefault(name, []).extend(values)
+        return cls(
+            entries=[entry for share in shares for entry in share.entries],
+            logged=logged,
+            dropped=sum(share.dropped for share in shares),
+            retry_detail=next((share.retry_detail for share in shares if share.retry_detail), ""),
+            seconds=max(share.seconds for share in shares),
+            retried=sum(share.retried for share in shares),
+            stopped_early=any(share.stopped_early for share in shares),
+        )
+
     def add(self, rows: Sequence[int], reply: Answered | Failed) -> None:
-        """Take over the reply to a call for these rows that will not be repeated."""
+        """Add the final reply to a call for these rows."""
         if isinstance(reply, Failed):
             for row in rows:
                 self.entries[row] = reply.entry
             return
         for row, entry in zip(rows, reply.entries, strict=True):
-            limited = entry.fault is None and entry.word in LIMIT_KINDS
-            self.entries[row] = replace(entry, value=0.0, steps=None, fault=entry.word) if limited else entry
+            limited = entry.fault is None and entry.verdict in LIMIT_KINDS
+            self.entries[row] = replace(entry, value=0.0, steps=None, fault=entry.verdict) if limited else entry
         for name, values in reply.metrics.items():
             self.logged.setdefault(name, []).extend(values)
         self.dropped += reply.dropped
 
     @property
     def broken(self) -> list[int]:
-        """Rows on which the function itself was at fault."""
+        """Rows with a fault of the function."""
         return [row for row, entry in enumerate(self.entries) if entry.is_broken]
 
     @property
     def detail(self) -> str:
-        """The first fault in words."""
+        """The message of the first fault."""
         return next((entry.detail for entry in self.entries if entry.is_broken and entry.detail), self.retry_detail)
 
     @property
@@ -217,9 +232,9 @@ def bind_function(part: RewardPart, place: str) -> Bound:
         return Bound(part, place, find_spec(found), found)
     if function.startswith("python:"):
         raise RewardError(
-            f"{place}.function: {function!r} stands for a Python function, which must be given again with the run. "
-            "Hand it in again with cohort.resume(run, rewards=[function]); if the function itself has another name, "
-            f'with rewards=[{{"function": function, "name": "{function.removeprefix("python:")}"}}].'
+            f"{place}.function: {function!r} stands for a Python function, which has to be passed again. "
+            "Use cohort.resume(run, rewards=[function]); if the function itself has another name, use "
+            f'rewards=[{{"function": function, "name": "{function.removeprefix("python:")}"}}].'
         )
     module, _, name = function.partition(":")
     if not module or not name:
@@ -228,7 +243,7 @@ def bind_function(part: RewardPart, place: str) -> Bound:
 
 
 def find_spec(function: Callable[..., Any]) -> str | None:
-    """Where a worker imports the function from; None where it runs in the trainer, as what limits itself does."""
+    """The name that a worker imports; None for a function that runs in the trainer, such as a supervised one."""
     return None if getattr(function, "supervised", False) else importable_name(function)
 
 
@@ -244,22 +259,22 @@ def importable_name(function: Callable[..., Any]) -> str | None:
 
 
 def check_args(bound: Bound) -> None:
-    """Bound arguments the function would ignore, or that the runner passes itself, are mistakes of the recipe."""
+    """Raise RewardError for arguments that the function would ignore or that the runner passes itself."""
     for mistake in find_mistakes(bound):
         raise RewardError(f"{bound.place}.{mistake}")
 
 
 def find_mistakes(bound: Bound) -> Iterator[str]:
-    """What the recipe says of a part that its function cannot honour: "args: reward 'f' needs ..."."""
+    """Settings of a part that its function cannot use, as messages: "args: reward 'f' needs ..."."""
     signature, part = bound.signature, bound.part
     if signature.supervised and WALL_ARGUMENT not in signature.accepted:
         yield (
-            f"function: {part.name!r} is supervised and has no argument {WALL_ARGUMENT!r}, under which it is told "
-            "timeout_s, the seconds that one completion may take. Add it, and keep to it."
+            f"function: {part.name!r} is supervised but has no argument {WALL_ARGUMENT!r}, which passes timeout_s, the "
+            "time limit of one completion in seconds. Add the argument, and enforce the limit."
         )
     if part.memory_mb and bound.spec is None:
         where = "set its own argument, args.memory_mb" if "memory_mb" in signature.accepted else "leave it out"
-        yield f"memory_mb: {part.name!r} runs in the trainer and not in a worker of its own; {where}."
+        yield f"memory_mb: {part.name!r} runs in the trainer, not in a worker; {where}."
     if problem := find_renaming_problem(signature, part.columns, part.args):
         yield f"columns.{problem}"
     if signature.reads is not None:  # else a column may fill it
@@ -268,9 +283,9 @@ def find_mistakes(bound: Bound) -> Iterator[str]:
     home = bound.spec or str(getattr(bound.function, "__module__", ""))
     for name, value in part.args.items():
         if name in OFFERED:
-            yield f"args.{name}: it is passed by the runner and cannot be set."
+            yield f"args.{name}: the runner passes it, so it cannot be set."
         elif name == WALL_ARGUMENT and signature.supervised:
-            yield f"args.{name}: set {bound.place}.timeout_s, which is passed on under this name."
+            yield f"args.{name}: set {bound.place}.timeout_s instead; it is passed under this name."
         elif signature.is_strict and name not in signature.accepted:
             hint = suggest_nearest(name, [known for known in signature.accepted if known not in OFFERED]) or "."
             yield f"args: reward {part.name!r} has no argument {name!r}{hint}"
@@ -282,23 +297,23 @@ def find_mistakes(bound: Bound) -> Iterator[str]:
 
 
 def check_columns(bound: Bound, columns: Sequence[str]) -> None:
-    """Rows with these columns can be scored: every column that each call needs is there, or bound as an argument."""
-    if problem := find_feeding_problem(bound.part.columns, columns):
+    """Raise RewardError unless every required argument is a column or is set in the recipe."""
+    if problem := find_renamed_problem(bound.part.columns, columns):
         raise RewardError(f"{bound.place}.columns.{problem}")
-    seen = bound.list_columns(columns)
-    for name in missing_columns(bound.signature.required, seen, bound.args):
+    available = bound.list_columns(columns)
+    for name in missing_columns(bound.signature.required, available, bound.args):
         raise RewardError(
-            f"reward {bound.name!r} {describe_missing(name, columns)} To take it from a column of another name: "
+            f"reward {bound.name!r} {describe_missing(name, columns)} To use a column of another name: "
             f"{bound.place}.columns.{name}=COLUMN (the prompt itself is called {PROMPTS})."
         )
-    if problem := find_argument_problem(bound.function, bound.part.args, seen):
+    if problem := find_argument_problem(bound.function, bound.part.args, available):
         raise RewardError(f"{bound.place}.args: {problem}.")
 
 
 def find_unusable_rows(bound: Bound, prompts: Sequence[Prompt]) -> list[tuple[int, str]]:
-    """(number of the row, why it can never be scored), where the function can tell beforehand.
+    """(number of the row, why it can never be scored), for functions with the attribute `unusable`.
 
-    Not where no row has a column that it needs: `check_columns` says so once, and rows that nobody scores need none.
+    Empty if the rows lack a required column: `check_columns` reports that once, and rows that are never scored need none.
     """
     columns = bound.list_columns(column_names(prompts))
     needs = missing_columns(bound.signature.required, columns, bound.args)
@@ -308,7 +323,12 @@ def find_unusable_rows(bound: Bound, prompts: Sequence[Prompt]) -> list[tuple[in
     subject = f"{bound.place}.function: `unusable` of {bound.name!r}"
     for name in missing_columns(read_parameters(check)[1], columns, bound.args):
         raise RewardError(f"{subject} {describe_missing(name, columns)}")
-    offered = {name: [copy_value(bound.read_column(prompt, name)) for prompt in prompts] for name in columns}
+
+    def read_column(name: str) -> list[Any]:
+        column = bound.part.columns.get(name, name)
+        return [copy_value(prompt.content if column == PROMPTS else prompt.columns.get(column)) for prompt in prompts]
+
+    offered = {name: read_column(name) for name in columns}
     try:
         reasons = list(check(**pick_accepted(check, offered | copy_value(bound.args))))
     except CohortError:
@@ -317,17 +337,17 @@ def find_unusable_rows(bound: Bound, prompts: Sequence[Prompt]) -> list[tuple[in
         raise RewardError(f"{subject} failed: {type(problem).__name__}: {problem}") from problem
     if len(reasons) != len(prompts):
         raise RewardError(
-            f"{subject} gave {len(reasons)} entries for {len(prompts)} rows; give one per row, None where it can be scored."
+            f"{subject} returned {len(reasons)} entries for {len(prompts)} rows; return one per row, None for a usable row."
         )
     return [(row, str(reason)) for row, reason in enumerate(reasons) if reason is not None]
 
 
 def find_renaming_problem(signature: Signature, columns: Mapping[str, str], args: Mapping[str, Any]) -> str:
-    """Why a parameter cannot be fed from a column of another name: "answr: ..."; "" if all can."""
+    """Why a parameter cannot receive a column of another name: "answr: ..."; "" if all can."""
     known = [one for one in (signature.accepted if signature.reads is None else signature.reads) if one not in OFFERED]
     for name in columns:
         if name in OFFERED:
-            return f"{name}: it is passed by the runner and is no column."
+            return f"{name}: the runner passes it, so it cannot be a column."
         if name in args:
             return f"{name}: args sets it too; keep one of them."
         if signature.is_strict and name not in known:
@@ -336,8 +356,8 @@ def find_renaming_problem(signature: Signature, columns: Mapping[str, str], args
     return ""
 
 
-def find_feeding_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> str:
-    """Which parameter is to be fed from a column that no row has; "" if there is none."""
+def find_renamed_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> str:
+    """Which parameter should receive a column that no row has; "" if none."""
     for name, column in renamed.items():
         if column not in (*columns, PROMPTS):
             known = list_known(column, columns)
@@ -346,7 +366,7 @@ def find_feeding_problem(renamed: Mapping[str, str], columns: Sequence[str]) -> 
 
 
 def column_names(prompts: Sequence[Prompt]) -> tuple[str, ...]:
-    """The columns that reward functions can ask for, in the order in which the rows have them."""
+    """The columns that reward functions can receive, in the order of the rows."""
     return tuple(dict.fromkeys(name for prompt in prompts for name in prompt.columns if name not in RESERVED))
 
 
@@ -355,20 +375,18 @@ def missing_columns(required: Sequence[str], columns: Sequence[str], args: Mappi
 
 
 def describe_missing(name: str, columns: Sequence[str]) -> str:
-    """What is missing, as a sentence without its subject."""
+    """The missing column as a sentence without its subject."""
     return f"needs the column {name!r}, which the rows do not have{list_known(name, columns)}."
 
 
 def list_known(name: str, columns: Sequence[str]) -> str:
-    """The end of a sentence about a column that is not there: the nearest one, and which there are."""
-    return f"{suggest_nearest(name, columns) or '.'} Columns: {', '.join(columns) or 'none beside the prompt'}"
+    """The end of a sentence about a missing column: the nearest name, and all columns."""
+    return f"{suggest_nearest(name, columns) or '.'} Columns: {', '.join(columns) or 'none besides the prompt'}"
 
 
 def find_argument_problem(function: Callable[..., Any] | None, args: Mapping[str, Any], columns: Sequence[str]) -> str:
-    """Why no call with these arguments can succeed; "" if nothing is known.
-
-    A function tells through `check_arguments(columns, **args)`, which raises ValueError.
-    """
+    """Why no call with these arguments can succeed, according to the function's `check_arguments(columns, **args)`, which raises
+    ValueError; "" if no problem is known."""
     check = getattr(function, "check_arguments", None)
     if check is not None:
         try:

@@ -1,14 +1,13 @@
-r"""Is the completion written in the language it should be? Told by the scripts of its words: Latin, Han, Cyrillic, ...
+r"""Scores whether a completion is written in the target language, by the scripts of its words: Latin, Han, Cyrillic, ...
 
-Reasoning trained by reward alone drifts into a mixture of languages; DeepSeek-R1 paid for the share of words in the
-target language to stop that. Here a word's language is known by its script, so Chinese inside English is seen, and
-French inside English is not: stop-words could tell those apart only in long texts, and a policy soon learns to sprinkle
-them. Notation is no language: Latin and Greek letters in mathematics, code, links and tags, variables, and the names
-in NOTATION are left out on both sides. Letters of any other script count wherever they stand, so that a foreign
-thought cannot hide in a code block or in \text{}.
+Reasoning trained only by reward drifts into a mixture of languages; DeepSeek-R1 rewarded the share of words in the target language to
+prevent that. Here the script identifies a word's language, so Chinese inside English is detected, and French inside English is not:
+stop words would distinguish those only in long texts, and a policy soon learns to insert them. Notation is not counted: Latin and
+Greek letters in mathematics, code, links and tags, variables, and the names in NOTATION. Letters of other scripts always count, so that
+foreign text cannot hide in a code block or in \text{}.
 
-Nothing here normalises a whole text: Unicode normalisation takes time quadratic in a run of combining marks. Single
-characters are folded instead (full-width, mathematical and circled letters are the letters they look like).
+Single characters are folded (full-width, mathematical and circled letters become ordinary ones). Whole texts are never normalised: Unicode
+normalisation takes time quadratic in a run of combining marks.
 """
 
 from __future__ import annotations
@@ -34,18 +33,18 @@ SCRIPT_OF_NAME = {
     "HANGZHOU": "Han",
     "MODIFIER": "",
 }
-"""Where the first word of a character's Unicode name is not the script itself; "" for signs that are no letters of a word."""
+"""First word of a character's Unicode name -> script, if they differ; "" for signs that are not letters of a word."""
 
 CARDINALS = "ℵℶℷℸ"
-"""Mathematics, though Unicode folds them into Hebrew."""
+"""Mathematical symbols, although Unicode folds them into Hebrew."""
 
 MAX_CHARS = 250_000
-"""Of a longer text the last so many characters are judged, which bounds the time whatever a policy may write."""
+"""Only this many characters at the end of a text are scored, which bounds the time for any text."""
 
 UNSPACED = frozenset(
     ["Han", "Hiragana", "Katakana", "Bopomofo", "Thai", "Lao", "Khmer", "Myanmar", "Tibetan", "Javanese", "Balinese", "Yi"]
 )
-"""Scripts that put no spaces between words: each of their letters counts as one word."""
+"""Scripts without spaces between words: each of their letters counts as one word."""
 
 ALPHABETS_OF_NOTATION = frozenset(["Latin", "Greek"])
 
@@ -54,7 +53,7 @@ FUNCTIONS_AND_UNITS = """
     deg sqrt sum int mm cm dm km mg kg ml kb mb gb tb ms ns hz khz mhz ghz kw pa mol iff qed http https www
 """
 NOTATION = frozenset(FUNCTIONS_AND_UNITS.split())
-"""Latin words that are written alike in every language."""
+"""Latin words with the same spelling in every language."""
 
 
 def read_languages(table: str) -> dict[str, Scripts]:
@@ -94,10 +93,10 @@ LANGUAGES = read_languages(
     Ethiopic: am ti
     """
 )
-"""Language code -> the scripts it is written in."""
+"""Language code -> its scripts."""
 
 NAMED = {**{script.lower(): frozenset([script]) for scripts in LANGUAGES.values() for script in scripts}, **LANGUAGES}
-"""What target_language may say beside "auto"."""
+"""The values of target_language besides "auto"."""
 
 
 def language_consistency(
@@ -106,18 +105,18 @@ def language_consistency(
     target_language: str | Sequence[str] = "auto",
     **columns: Any,
 ) -> list[float | None]:
-    """Share of the completion's words that are written in the target's scripts, 0.0 to 1.0; 0.0 where it has no words.
+    """Share of the completion's words in the target's scripts, 0.0 to 1.0; 0.0 without words.
 
-    `target_language` is a language code ("zh", "pt-BR"), a script ("Latin"), or "auto": the script most of the prompt's
-    words have (the last user message of a chat), and None, no opinion, where the prompt has no words. A column
-    `target_language` of the rows gives each row its own.
+    `target_language` is a language code ("zh", "pt-BR"), a script ("Latin"), or "auto": the most frequent script of the prompt's
+    words (of the last user message in a chat). The score is None, no opinion, if the prompt has no words. A column
+    `target_language` sets it for each row.
     """
     wanted = [target_language] * len(completions) if isinstance(target_language, str) else list(target_language)
     if "auto" in wanted and prompts is None:
         raise ValueError('target_language: "auto" reads the prompts; pass prompts, or name a language such as "en"')
-    asked = prompts if prompts is not None else [""] * len(completions)
+    prompts = [""] * len(completions) if prompts is None else prompts
     shares: list[float | None] = []
-    for completion, prompt, name in zip(completions, asked, wanted, strict=True):
+    for completion, prompt, name in zip(completions, prompts, wanted, strict=True):
         scripts = find_prompt_scripts(prompt) if name == "auto" else find_named_scripts(name)
         shares.append(None if scripts is None else measure_share(text_of(completion)[-MAX_CHARS:], scripts))
     return shares
@@ -135,20 +134,20 @@ def measure_share(text: str, scripts: Scripts) -> float:
 
 
 def find_named_scripts(name: Any) -> Scripts:
-    """The scripts behind a language code or the name of a script. A region or a variant ("zh-Hans") changes nothing."""
+    """The scripts of a language code or a script's name. A region or variant ("zh-Hans") is ignored."""
     key = re.split("[-_]", name.strip().lower())[0] if isinstance(name, str) else ""
     if key in NAMED:
         return NAMED[key]
     close = difflib.get_close_matches(key, NAMED, n=1, cutoff=0.6)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else "."
     raise ValueError(
-        f'target_language: {name!r} is no language code or script known here{hint} Give "auto", a code ("en", "zh", "ru") or a '
+        f'target_language: unknown language code or script {name!r}{hint} Give "auto", a code ("en", "zh", "ru") or a '
         'script ("Latin", "Han", "Cyrillic")'
     )
 
 
 def find_prompt_scripts(prompt: Any) -> Scripts | None:
-    """What the question is written in; None without words. Kana beside Han is Japanese, Han alone Chinese."""
+    """The scripts of the question; None without words. Han with kana is Japanese, Han without it Chinese."""
     counts: Counter[str] = Counter()
     for scripts, count in count_words(find_question(prompt)[-MAX_CHARS:]).items():
         if len(scripts) == 1:
@@ -162,11 +161,11 @@ def find_prompt_scripts(prompt: Any) -> Scripts | None:
 
 
 def find_question(prompt: Any) -> str:
-    """Text of the prompt, of a chat that of its last user message: a system message may well be in another language."""
+    """Text of the prompt; for a chat, of its last user message, since a system message may be in another language."""
     if isinstance(prompt, str):
         return prompt
-    asked = [message for message in prompt if message.get("role") == "user"]
-    return text_of(asked[-1:] or prompt)
+    questions = [message for message in prompt if message.get("role") == "user"]
+    return text_of(questions[-1:] or prompt)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -176,11 +175,11 @@ def find_question(prompt: Any) -> str:
 MARK, DIGIT, BREAK = "m", "d", " "
 FIRST_SPACED, FIRST_UNSPACED = 0xE000, 0xF000
 WORD = re.compile("[\uf000-\uf8ff]|[\ue000-\uefffmd]+")
-"""In a text whose characters are replaced by their kinds: a letter of an unspaced script, or a run of anything else."""
+"""A word, in a text whose characters are replaced by their kinds: a letter of an unspaced script, or a run of other letters."""
 
 
 def count_words(text: str) -> Counter[Scripts]:
-    """How many words are written in which scripts; a word of several scripts at once counts for all of them together."""
+    """Number of words by their set of scripts; a word with several scripts counts for the set of them."""
     names, kinds = replace_by_kinds(text)
     spans = find_notation(text)
     span = next(spans, None)
@@ -196,7 +195,7 @@ def count_words(text: str) -> Counter[Scripts]:
 
 
 def replace_by_kinds(text: str) -> tuple[dict[str, str], str]:
-    """(which script each private-use letter stands for, the text in letters of that kind): same length, same positions."""
+    """(script of each private-use letter, the text in these letters): same length, same positions."""
     numbers: dict[str, int] = {}
     table: dict[int, str] = {}
     for character in set(text):
@@ -213,7 +212,7 @@ def replace_by_kinds(text: str) -> tuple[dict[str, str], str]:
 
 
 def is_notation(word: re.Match[str], text: str, scripts: Scripts) -> bool:
-    """A word of Latin or Greek letters that is a variable, an identifier, a set of points or a name all languages share."""
+    """Whether a word of Latin or Greek letters is a variable, an identifier, a set of points or a name common to all languages."""
     written = text[word.start() : word.end()]
     letters = len(written) - word.group().count(MARK)
     return (
@@ -226,13 +225,13 @@ def is_notation(word: re.Match[str], text: str, scripts: Scripts) -> bool:
 
 
 def is_mark(character: str) -> bool:
-    """Belongs to the letter before it: accents, vowel signs, and the two joiners that Persian and Hindi write in words."""
+    """Whether the character belongs to the letter before it: accents, vowel signs, and the two joiners of Persian and Hindi."""
     return unicodedata.category(character).startswith("M") or character in "\u200c\u200d"
 
 
 @functools.lru_cache(maxsize=1 << 16)
 def find_script(character: str) -> str:
-    """Script of a letter, "" for anything else; letters in disguise (full-width, mathematical, circled) are unmasked."""
+    """Script of a letter, "" for other characters; full-width, mathematical and circled letters count as ordinary ones."""
     if unicodedata.category(character)[0] in "CMZ" or character in CARDINALS:
         return ""
     folded = unicodedata.normalize("NFKC", character)
@@ -256,14 +255,13 @@ DELIMITER = re.compile(
 )
 INLINE = frozenset(["tick", "dollar", "round"])
 MAX_INLINE_CHARS = 300
-"""Inline code or mathematics is no longer than this; what is longer is text between two stray marks."""
+"""Longest inline code or mathematics; anything longer is text between two stray marks."""
 
 
 def find_notation(text: str) -> Iterator[tuple[int, int]]:
-    """Stretches of mathematics, code, links and tags, in order. A mark that is never closed opens nothing.
+    """Spans of mathematics, code, links and tags, in order. A mark without a closing mark is ignored.
 
-    Where the next closing mark of each kind stands is found in one pass from the end, so that a million opening marks
-    cost a million steps.
+    One pass from the end finds the next closing mark of each kind, so that a million opening marks take a million steps.
     """
     marks = [mark for mark in DELIMITER.finditer(text) if mark.lastgroup]
     closing: list[int] = [0] * len(marks)
@@ -287,7 +285,8 @@ def find_notation(text: str) -> Iterator[tuple[int, int]]:
 
 
 def read_role(mark: re.Match[str], text: str) -> tuple[str, bool, bool]:
-    """(kind, can it open, can it close). "$5 and $10" is money: a dollar opens before and closes behind something."""
+    """(kind, whether it can open, whether it can close). "$5 and $10" is money: an opening dollar is followed by text, a closing one
+    preceded by it."""
     kind = str(mark.lastgroup)
     before, after = text[mark.start() - 1 : mark.start()], text[mark.end() : mark.end() + 1]
     if kind == "dollar":

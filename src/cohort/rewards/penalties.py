@@ -1,8 +1,7 @@
-"""Penalties for how long a completion is, and for how often it says the same. Linear in the text.
+"""Penalties for length and repetition, in time linear in the text.
 
-A penalty goes from 0 (nothing to say against it) down to -1 or -max_penalty, so that adding one never pays a wrong
-completion, and a part that is never needed leaves every reward as it was. All of them pay a wrong completion for being
-short just as a right one: keep the weight well below the outcome's.
+A penalty goes from 0 (no penalty) down to -1 or -max_penalty, so adding one never raises the reward of a wrong completion, and an
+unneeded one changes nothing. They favour short completions whether right or wrong: keep the weight well below the outcome's.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ def soft_overlong(
 ) -> list[float]:
     """DAPO's penalty as a part of the reward: 0 up to longest - buffer, falling linearly to -1 at `longest`, -1 beyond.
 
-    In tokens as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
+    Lengths are in sampled tokens, including the stop token, or with unit = "characters" in characters.
     """
     check_overlong((), longest, buffer, unit)
     return [overlong_penalty(size, longest, buffer) for size in measure_sizes(completions, completion_ids, unit)]
@@ -51,7 +50,7 @@ def check_overlong(columns: Sequence[str], longest: int, buffer: int, unit: str 
     check_whole("buffer", buffer, 1)
     check_unit(unit)
     if buffer > longest:
-        raise ValueError(f"buffer: at most longest = {longest} is expected, got {buffer}")
+        raise ValueError(f"buffer: expected at most longest = {longest}, got {buffer}")
 
 
 def length(
@@ -64,11 +63,11 @@ def length(
     unit: str = "tokens",
     **columns: Any,
 ) -> list[float]:
-    """0 from `shortest` to `longest`, falling linearly to -1 at `falloff` outside of them, -1 beyond.
+    """0 from `shortest` to `longest`, falling linearly to -1 at a distance of `falloff`, -1 beyond.
 
-    longest = 0 is no ceiling. falloff = 0 takes the bound itself: -1 for an empty completion, and for one twice as long as
-    `longest`. `target_length` is both bounds at once, for all rows or, as a column, one for each. Lengths are in tokens
-    as they were sampled, the stop token included, or with unit = "characters" in characters of the text.
+    longest = 0 means no upper bound. falloff = 0 uses the bound itself: -1 for an empty completion, and for one twice as long as
+    `longest`. `target_length` sets both bounds, for all rows or, as a column, for each row. Lengths are in sampled tokens, including
+    the stop token, or with unit = "characters" in characters.
     """
     check_length((), target_length, shortest, longest, falloff, unit)
     found = measure_sizes(completions, completion_ids, unit)
@@ -85,13 +84,13 @@ def check_length(
     falloff: int = 0,
     unit: str = "tokens",
 ) -> None:
-    """Whether something is measured at all: known from the arguments and the columns, before there is a completion."""
+    """Raise ValueError for bounds that contradict each other or are missing, before a completion exists."""
     check_whole("falloff", falloff, 0)
     check_unit(unit)
     if target_length is None and "target_length" not in columns:
         penalise_outside(0, shortest, longest, falloff)
     elif shortest or longest:
-        raise ValueError("target_length: it is both bounds at once; leave out shortest and longest, or target_length")
+        raise ValueError("target_length: it sets both bounds; leave out shortest and longest, or target_length")
     elif isinstance(target_length, int):
         penalise_outside(0, target_length, target_length, falloff)
 
@@ -100,9 +99,9 @@ def penalise_outside(size: int, shortest: int, longest: int, falloff: int) -> fl
     check_whole("shortest", shortest, 0)
     check_whole("longest", longest, 0)
     if not shortest and not longest:
-        raise ValueError("length: give target_length, longest or shortest (at least 1); without any nothing is measured")
+        raise ValueError("length: set target_length, longest or shortest (at least 1)")
     if longest and shortest > longest:
-        raise ValueError(f"shortest: at most longest = {longest} is expected, got {shortest}")
+        raise ValueError(f"shortest: expected at most longest = {longest}, got {shortest}")
     if size < shortest:
         return fall_linearly(shortest - size, falloff or shortest)
     return fall_linearly(size - longest, falloff or longest) if longest else 0.0
@@ -112,7 +111,7 @@ def measure_sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[
     if unit == "characters":
         return [len(text_of(completion)) for completion in completions]
     if completion_ids is None:
-        raise ValueError('completion_ids: tokens are counted in them; pass them, or set unit = "characters"')
+        raise ValueError('completion_ids: needed to count tokens; pass them, or set unit = "characters"')
     if len(completion_ids) != len(completions):
         raise ValueError(f"completion_ids: {len(completion_ids)} lists of token ids for {len(completions)} completions")
     return [len(ids) for ids in completion_ids]
@@ -120,12 +119,12 @@ def measure_sizes(completions: Sequence[Any], completion_ids: Sequence[Sequence[
 
 def check_unit(unit: Any) -> None:
     if unit not in ("tokens", "characters"):
-        raise ValueError(f'unit: "tokens" or "characters" is expected, got {unit!r}')
+        raise ValueError(f'unit: expected "tokens" or "characters", got {unit!r}')
 
 
 def check_whole(name: str, value: Any, low: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
-        raise ValueError(f"{name}: a whole number from {low} up is expected, got {value!r}")
+        raise ValueError(f"{name}: expected a whole number from {low} up, got {value!r}")
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -133,21 +132,21 @@ def check_whole(name: str, value: Any, low: int) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 LONG_WORD = 30
-"""A longer run of letters and digits is no word ("aaaa...", a wall of hexadecimal): its characters are looked at instead."""
+"""A longer run of letters and digits is not a word ("aaaa...", long hexadecimal): its characters are units instead."""
 RUN = re.compile(r"(.)\1{0,19}", re.DOTALL)
-"""Up to twenty times the same sign are one unit, so that a rule under a heading is no repetition and a page of "!" is."""
+"""Up to twenty equal signs are one unit, so that a line under a heading is no repetition and a page of "!" is."""
 KINDS = re.compile(r"(?P<word>[wm]+)|(?P<letter>cm{0,9})|(?P<signs>o+)|(?P<spaces>s{80})|s+")
-"""In a text whose characters are replaced by their kinds. White space is looked at only where there is a lot of it."""
+"""For a text whose characters are replaced by their kinds. Only long runs of white space count."""
 
 
 def repetition(
     completions: Sequence[Any], ngram: int = 12, threshold: float = 0.2, max_penalty: float = 1.0, **columns: Any
 ) -> list[float]:
-    """0 down to -max_penalty for the share of n-grams that the completion has written before.
+    """0 down to -max_penalty for the share of n-grams that occurred earlier in the completion.
 
-    The share is free up to `threshold` (ordinary prose and code stay below it) and falls linearly from there to
-    -max_penalty at 1. An n-gram is `ngram` units in a row: words, signs, and single letters in scripts without spaces.
-    At the time limit of a part a completion scores 0, which is the best score here: hence no text may take long.
+    There is no penalty up to `threshold` (ordinary prose and code stay below it); from there it rises linearly to max_penalty at
+    share 1. An n-gram is `ngram` consecutive units: words, signs, and single letters in scripts without spaces. A completion that
+    hits the part's time limit scores 0, the best score here, so no text may take long.
     """
     check_repetition((), ngram, threshold, max_penalty)
     shares = [measure_repetition(text_of(completion)[-MAX_CHARS:], ngram) for completion in completions]
@@ -157,15 +156,15 @@ def repetition(
 def check_repetition(columns: Sequence[str], ngram: int = 12, threshold: float = 0.2, max_penalty: float = 1.0) -> None:
     check_whole("ngram", ngram, 1)
     if not 0 <= threshold < 1:
-        raise ValueError(f"threshold: a share from 0 to below 1 is expected, got {threshold!r}")
+        raise ValueError(f"threshold: expected a share from 0 to below 1, got {threshold!r}")
     if not (math.isfinite(max_penalty) and max_penalty > 0):
-        raise ValueError(f"max_penalty: a number above 0 is expected, got {max_penalty!r}")
+        raise ValueError(f"max_penalty: expected a number above 0, got {max_penalty!r}")
 
 
 def measure_repetition(text: str, ngram: int) -> float:
     """1 - distinct / all n-grams; 0 for a text with fewer than `ngram` units.
 
-    Longer n-grams are made of two overlapping shorter ones, each known by its number: exact, and log2(n) passes.
+    Each n-gram is numbered by two overlapping shorter ones, so the count is exact and takes log2(n) passes.
     """
     numbers, distinct = number_items(split_units(text))
     size = 1
@@ -177,13 +176,13 @@ def measure_repetition(text: str, ngram: int) -> float:
 
 
 def number_items(items: Iterable[Hashable]) -> tuple[list[int], int]:
-    """(the items as numbers, equal ones with equal numbers; how many different ones there are)."""
+    """(a number for each item, the same for equal items; number of distinct items)."""
     seen: dict[Hashable, int] = {}
     return [seen.setdefault(item, len(seen)) for item in items], len(seen)
 
 
 def split_units(text: str) -> list[str]:
-    """What a reader would see repeated: words without regard to case, single letters of unspaced scripts, runs of signs."""
+    """The units that a reader would see repeated: words in lower case, single letters of unspaced scripts, runs of signs."""
     text = text.lower()
     found: list[str] = []
     for run in KINDS.finditer(text.translate({ord(character): find_kind(character) for character in set(text)})):

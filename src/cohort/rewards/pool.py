@@ -1,12 +1,13 @@
-"""Worker processes seen from the trainer: started, asked with a time limit, killed, replaced.
+"""Worker processes for reward functions: start, call with a time limit, kill, replace.
 
-Plain subprocesses and not multiprocessing: they inherit nothing of the trainer (no torch, no CUDA context, no locks),
-they are spoken to in JSON, and each has a guard (see worker.py), so that ending one takes along whatever it started. The
-guard is the process that is known here: it ends when, and as, its worker does.
+Plain subprocesses, not multiprocessing: they inherit nothing from the trainer (no torch, no CUDA context, no locks) and exchange
+JSON with it. Each has a guard (worker.py), so that ending one also ends its child processes. The trainer knows the guard's process
+id; the guard exits when its worker does, with the same status.
 """
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import json
 import os
@@ -21,25 +22,27 @@ from typing import Any
 
 from cohort.base.importing import find_current_folder, package_folder
 from cohort.base.processes import memory_below
+from cohort.base.text import make_printable
 from cohort.errors import RewardError
-from cohort.rewards.call import RewardCall
-from cohort.rewards.entries import Answered, Failed, from_message, shorten
-from cohort.rewards.terminal import Terminal
+from cohort.rewards.call import Answered, Failed, RewardCall, from_message
+from cohort_verify.text import shorten
 from cohort_verify.workers import Answer, Channel, Place, Pool, PoolClosed, ProcessEnded
 
 LOAD_LIMIT_S = 300.0
-"""For starting Python and importing the function's module, which is no part of a call's time limit."""
+"""For starting Python and importing the function's module; a call's time limit does not include this."""
 MAX_REPLY_BYTES = 256 * 2**20
-LOOK_EVERY_S = 0.1
-"""How often a silent worker is looked at: whether it has died with its pipe held open by a child of its own, and its memory."""
+CHECK_EVERY_S = 0.1
+"""Interval between checks of a silent worker: its memory, and whether it has died while a child holds its pipe open."""
 MEMORY_MB = 4096
-"""For a worker and all that it starts, unless it is told otherwise."""
+"""Default limit for a worker and all its child processes."""
 GUARD_S = 15.0
-"""A guard that has not ended its worker by then is killed itself, and its worker with it."""
+"""A guard that has not ended its worker in this time is killed, and its worker with it."""
+SHOWN_CHARS = 64 * 1024
+"""Limit of the text that all workers together can print in one step."""
 
 
 class LoadFailed(Exception):
-    """The worker does not have the function: why, as a sentence without its subject."""
+    """The worker could not import the function. The message is a sentence without its subject."""
 
 
 class Worker:
@@ -48,7 +51,7 @@ class Worker:
     def __init__(
         self, terminal: Terminal | None = None, variables: Mapping[str, str] | None = None, folder: str | None = None
     ) -> None:
-        """`folder`: where it starts; by default in the trainer's current folder."""
+        """`folder`: its working folder; by default the trainer's."""
         self._folder = folder or find_current_folder()
         lifeline, self._lifeline = os.pipe()
         try:
@@ -79,7 +82,7 @@ class Worker:
         self._ready = False
         self._memory_mb = float("inf")
         self.calls = 0
-        """So many it has begun: what they have left behind is in its memory."""
+        """Number of calls so far, which may have left data in its memory."""
         self._ending = threading.Lock()
         self._reaped = False
 
@@ -92,7 +95,7 @@ class Worker:
         return not self._reaped and self._find_end() is None
 
     def load(self, spec: str, memory_mb: float = MEMORY_MB) -> dict[str, Any]:
-        """Import the function there, once; returns its signature as plain data. The memory limit holds from here on."""
+        """Import the function in the worker, once; returns its signature as plain data. The memory limit holds from now on."""
         self._memory_mb = memory_mb
         try:
             if not self._ready:
@@ -121,12 +124,12 @@ class Worker:
         except (ValueError, RecursionError) as problem:
             self.kill()
             raise ProcessEnded("crash", "the worker's reply is not JSON") from problem
-        except BaseException:  # ended, or interrupted half-way: the pipe is out of step
+        except BaseException:  # ended, or interrupted midway: the next reply would belong to this request
             self.kill()
             raise
 
     def call_reward(self, spec: str, call: RewardCall, limit_s: float) -> Answered | Failed:
-        """One call of a function that it has loaded."""
+        """Call a loaded function."""
         self.calls += 1
         message = {"op": "call", "spec": spec, **vars(call), "state": vars(call.state)}
         try:
@@ -139,13 +142,13 @@ class Worker:
         return reply
 
     def _transfer(self, deadline: float, limit_s: float) -> None:
-        """Wait until something can be written or read, and do that; look at the worker's limits where nothing can."""
+        """Write or read as soon as the pipes are ready; check the worker's limits if they are not."""
         channel, poll = self._channel, select.poll()
         poll.register(channel.replies, select.POLLIN)
         if channel.is_sending:
             poll.register(channel.requests, select.POLLOUT)
         ended, left = not self.alive, deadline - time.monotonic()
-        events = dict(poll.poll(0 if ended else max(0.0, min(left, LOOK_EVERY_S)) * 1000))
+        events = dict(poll.poll(0 if ended else max(0.0, min(left, CHECK_EVERY_S)) * 1000))
         if channel.replies in events:
             open_still = channel.read_some()
         else:
@@ -158,13 +161,13 @@ class Worker:
             raise ProcessEnded("timeout", f"no answer within {limit_s:g} s")
 
     def _find_end(self) -> os.waitid_result | None:
-        """How the process ended, without reaping it: until it is reaped nobody else can be given its process id."""
+        """How the process ended, without reaping it: until then its process id is not reused."""
         with contextlib.suppress(ChildProcessError):
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return None
 
     def _describe_end(self) -> str:
-        for _ in range(300):  # the pipe closes before the process can be waited for: a moment, or longer on a busy machine
+        for _ in range(300):  # the pipe closes before the process can be waited for; on a busy machine that takes longer
             if (end := self._find_end()) is not None:
                 if end.si_code == os.CLD_EXITED:
                     return f"the worker process ended with exit status {end.si_status}"
@@ -178,12 +181,12 @@ class Worker:
             time.sleep(0.005)
 
     def hang_up(self) -> None:
-        """Ask an idle worker to end by itself."""
+        """Close an idle worker's input, on which it ends."""
         if not self._reaped and self._process.stdin is not None:
             self._process.stdin.close()
 
-    def shoot(self) -> None:
-        """Tell the guard to end it all. Certainly ours: as long as it is not reaped, its id is not reused."""
+    def terminate(self) -> None:
+        """Signal the guard to end the worker. The process id is certainly ours: it is not reused before it is reaped."""
         with self._ending:
             if not self._reaped:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -193,8 +196,8 @@ class Worker:
                         os.killpg(self.pid, signal.SIGKILL)
 
     def kill(self) -> None:
-        """End the process and let go of its pipes. Only for the thread that holds it."""
-        self.shoot()
+        """End the process and close its pipes. Only for the thread that uses it."""
+        self.terminate()
         self._await_end(GUARD_S)
         with self._ending:
             if self._reaped:
@@ -210,10 +213,55 @@ class Worker:
         os.close(self._lifeline)
 
     def close(self) -> None:
-        """End the process, with a moment to end by itself."""
+        """End the process, after a second to exit by itself."""
         self.hang_up()
         self._await_end(1.0)
         self.kill()
+
+
+class Terminal:
+    """Forwards the workers' prints to standard error, up to a limit per step.
+
+    Many rewards print completions, so control characters are escaped. Text beyond the limit is read and dropped.
+    """
+
+    def __init__(self) -> None:
+        self._left, self._noted = SHOWN_CHARS, False
+        self._lock = threading.Lock()
+
+    def refill(self) -> None:
+        """Reset the limit for another step."""
+        with self._lock:
+            self._left, self._noted = SHOWN_CHARS, False
+
+    def follow(self, descriptor: int) -> threading.Thread:
+        """Show the text from a pipe in a thread until its last writer closes it."""
+        thread = threading.Thread(target=self._follow, args=(descriptor,), daemon=True, name="prints of a reward worker")
+        thread.start()
+        return thread
+
+    def _follow(self, descriptor: int) -> None:
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        try:
+            while piece := os.read(descriptor, 1 << 16):
+                self.show(decoder.decode(piece))
+        except OSError:
+            pass
+        finally:
+            os.close(descriptor)
+
+    def show(self, text: str) -> None:
+        with self._lock:
+            shown = text[: self._left]
+            self._left -= len(shown)
+            last = ""
+            if len(shown) < len(text) and not self._noted:
+                self._noted = True
+                last = f"\n[rewards printed more than {SHOWN_CHARS} characters in this step; the rest is omitted]\n"
+        if shown or last:
+            with contextlib.suppress(Exception):  # a closed terminal must not stop the run
+                sys.stderr.write(make_printable(shown.replace("\r\n", "\n").replace("\r", "\n")) + last)
+                sys.stderr.flush()
 
 
 class RunnerClosed(PoolClosed, RewardError):
@@ -221,15 +269,15 @@ class RunnerClosed(PoolClosed, RewardError):
 
 
 class HelperPool(Pool[Worker]):
-    """Worker processes for code that is trusted and may still hang, crash or fill the memory. Not a jail."""
+    """Worker processes for trusted code that may still hang, crash or fill the memory. Not a jail."""
 
     closed_error = RunnerClosed
 
     def __init__(self, size: int = 0, entry: str = "", variables: Mapping[str, str] | None = None) -> None:
-        """`entry`: the function that `ask` asks; `variables`: further ones of the workers' environment."""
+        """`entry`: the function that `ask` calls; `variables`: additional environment variables of the workers."""
         self.entry, self._variables = entry, variables
         self.terminal = Terminal()
-        self._folder = find_current_folder()  # user code may change it before a worker is replaced
+        self._folder = find_current_folder()  # now, since user code may change it before a worker is replaced
         super().__init__(size)
 
     def _start(self) -> Worker:
@@ -240,7 +288,7 @@ class HelperPool(Pool[Worker]):
         return sorted(place.worker.pid for place in self._places if place.worker is not None)
 
     def grow(self, size: int) -> None:
-        """At once: a worker takes a while to start, and the calls of a step come all together."""
+        """Start all workers now: starting takes time, and the calls of a step come all at once."""
         super().grow(size)
         for place in self._places:
             place.fill()
@@ -257,15 +305,17 @@ class HelperPool(Pool[Worker]):
         return Answer(reply["value"]) if "value" in reply else Answer(problem="exception", detail=str(reply["raised"]))
 
     def _end(self, borrowed: Sequence[Place[Worker]], idle: Sequence[Place[Worker]]) -> None:
-        # A worker that is out belongs to the thread that borrowed it: that thread notices the death and cleans up.
-        for worker in [place.worker for place in borrowed if place.worker is not None]:
-            worker.shoot()
-        for worker in [place.worker for place in idle if place.worker is not None]:
-            worker.hang_up()
+        # A borrowed worker belongs to the thread that borrowed it, which notices its end and cleans up.
+        for place in borrowed:
+            if place.worker is not None:
+                place.worker.terminate()
+        for place in idle:
+            if place.worker is not None:
+                place.worker.hang_up()
         super()._end(borrowed, idle)
 
 
 def make_environment() -> dict[str, str]:
-    """The trainer's environment, with the folder this package was imported from in front."""
+    """The trainer's environment, with the folder of this package first in PYTHONPATH."""
     path = [str(package_folder()), *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path)}

@@ -1,9 +1,9 @@
-r"""Cutting a completion into the steps that a process reward judges.
+r"""Splits a completion into the steps that a process reward scores.
 
     >>> split_steps("2+2=4\n4*3=12")
     [Step(text='2+2=4', end=6), Step(text='4*3=12', end=12)]
 
-`end` is the position to report with the step's reward: `[(step.end, judge(step.text)) for step in split_steps(text)]`.
+`end` is the position to return with the step's reward: `[(step.end, judge(step.text)) for step in split_steps(text)]`.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ class Step:
     """One step of a completion."""
 
     text: str
-    """What the step says: without the separator that ends it, and otherwise as it was written."""
+    """The step without its separator, otherwise unchanged."""
     end: int
-    """Characters of the completion up to and including the end of the step, its separator included."""
+    """Number of characters of the completion up to the end of the step, including its separator."""
 
 
 def split_steps(text: str, separator: str = "\n", keep_empty: bool = False, *, pattern: str | None = None) -> list[Step]:
-    r"""The steps of a text, in order. Together they cover all of it: each begins where the one before ends.
+    r"""The steps of a text, in order. Together they cover all of it: each begins where the previous one ends.
 
-    A separator belongs to the step it ends, since that is where the author of the text decided to go on. Pieces with
-    nothing but white space in them are no steps: their characters belong to the step before, at the start of the text
-    to the step after. keep_empty=True makes each of them a step. An empty text has no steps, any other at least one.
+    A separator belongs to the step before it. Pieces of white space are not steps: their characters belong to the previous step, or at
+    the start of the text to the next one. keep_empty=True makes each of them a step. An empty text has no steps, any other at least
+    one.
 
-    `pattern` takes a regular expression in place of the separator. To cut *before* headings, which open a step and do
-    not end one, let it look ahead, so that it takes no characters itself:
+    `pattern` is a regular expression instead of the separator. To split *before* headings, which begin a step, use a lookahead, which
+    matches no characters:
 
         >>> split_steps("Step 1: add. Step 2: carry.", pattern=r"(?=Step \d+:)")
         [Step(text='Step 1: add. ', end=13), Step(text='Step 2: carry.', end=27)]
@@ -47,7 +47,7 @@ def split_steps(text: str, separator: str = "\n", keep_empty: bool = False, *, p
     for piece, end in found:
         if steps and not piece.strip():
             steps[-1] = Step(steps[-1].text, end)
-        elif steps and not steps[-1].text.strip():  # white space so far: it becomes the beginning of this step
+        elif steps and not steps[-1].text.strip():  # white space at the start of the text: it belongs to this step
             steps[-1] = Step(piece, end)
         else:
             steps.append(Step(piece, end))
@@ -55,10 +55,10 @@ def split_steps(text: str, separator: str = "\n", keep_empty: bool = False, *, p
 
 
 def cut_pieces(text: str, separator: re.Pattern[str]) -> Iterator[tuple[str, int]]:
-    """(text before a separator, end of the separator), and what is left after the last one."""
+    """(text before a separator, end of the separator) for each piece, also for the text after the last separator."""
     start = 0
     for found in separator.finditer(text):
-        if found.end() > start:  # a match of no characters where the last piece ended cuts nothing off
+        if found.end() > start:  # an empty match at the end of the last piece splits nothing
             yield text[start : found.start()], found.end()
             start = found.end()
     if start < len(text):

@@ -1,9 +1,9 @@
-"""The child process in which reward functions run: `python -m cohort.rewards.worker LIFELINE_FD`.
+"""The child process that runs reward functions: `python -m cohort.rewards.worker LIFELINE_FD`.
 
-It reads requests from standard input and writes replies to standard output, each a 4-byte length and then JSON. No
-pickle in either direction: what a reward function handles is model output. The function runs in the main thread, so
-verifiers that set alarms work. It has no terminal, dies with its parent, whatever it is doing, and takes along all that it
-has started: a guard, the process that the trainer knows, sees to that.
+It reads requests from standard input and writes replies to standard output, each a 4-byte length and then JSON. No pickle in either
+direction, since reward functions process model output. The function runs in the main thread, so verifiers that set alarms work.
+The worker has no terminal. When its parent ends, it is killed with all its child processes: a guard, the process that the
+trainer knows, does this.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.processes import children_of
-from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers, format_problem
-from cohort.rewards.entries import shorten, to_message
+from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers, format_problem, to_message
+from cohort_verify.text import shorten
 from cohort_verify.workers import HEADER_BYTES, frame_message
 
 
@@ -34,17 +34,17 @@ def main() -> None:
     die_with_parent(int(sys.argv[1]))
     requests, replies = claim_pipes()
     faulthandler.enable()
-    desk = Desk()
+    handler = RequestHandler()
     while (message := read_message(requests)) is not None:
-        reply = desk.handle(message)
+        reply = handler.handle(message)
         with contextlib.suppress(Exception):  # the function may have closed or replaced it
             sys.stdout.flush()
         replies.write(frame_message(json.dumps(reply).encode()))
         replies.flush()
 
 
-class Desk:
-    """Answers requests; keeps the functions it has imported and one event loop, which async clients hold on to."""
+class RequestHandler:
+    """Handles requests; keeps the imported functions and one event loop, since async clients keep a reference to theirs."""
 
     def __init__(self) -> None:
         self.functions: dict[str, Callable[..., Any]] = {}
@@ -78,7 +78,7 @@ class Desk:
 
 
 def take_path(path: list[str], variable: str | None) -> None:
-    """See modules exactly as the trainer does, and hand its own environment on to programs that a function starts."""
+    """Use the trainer's import path, and pass the user's PYTHONPATH to programs that a function starts."""
     sys.path[:] = path
     if variable is None:
         os.environ.pop("PYTHONPATH", None)
@@ -87,7 +87,7 @@ def take_path(path: list[str], variable: str | None) -> None:
 
 
 def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
-    """Take the pipes away from file descriptors 0 and 1: what a reward function prints goes to standard error."""
+    """Move the pipes away from file descriptors 0 and 1: prints of a reward function go to standard error."""
     requests, replies = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     nothing = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nothing, 0)
@@ -97,14 +97,14 @@ def claim_pipes() -> tuple[BinaryIO, BinaryIO]:
 
 
 def read_message(requests: BinaryIO) -> dict[str, Any] | None:
-    """The next request, or None when the trainer hangs up."""
+    """The next request, or None when the trainer has closed the pipe."""
     length = int.from_bytes(requests.read(HEADER_BYTES), "big")
     body = requests.read(length)
     return json.loads(body) if body and len(body) == length else None
 
 
 def die_with_parent(lifeline: int) -> None:
-    """Nothing is ever written to the lifeline; its other end closes when the parent ends, even by SIGKILL."""
+    """End this process when its parent ends, even by SIGKILL: the other end of the lifeline, which carries no data, then closes."""
     parent = os.getppid()
     if sys.platform == "linux":
         guard_worker(lifeline, parent)
@@ -133,24 +133,24 @@ def has_hung_up(descriptors: list[int], wait_ms: int) -> bool:
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STUBBORN_S = 5.0
-"""For children that cannot be ended: those of another user."""
+"""Time for ending children; those of another user cannot be ended."""
 
 
-class Told(BaseException):
+class Terminated(BaseException):
     """The trainer has sent SIGTERM."""
 
 
 def guard_worker(lifeline: int, trainer: int) -> None:
-    """Go on in a child process; this one stays behind and ends all that the child has started, once the child has ended.
+    """Fork: the child continues as the worker; this process becomes its guard and, once it has ended, ends all its descendants.
 
-    Orphans come to the guard and not to init, whatever session they are in, so nothing below it can be overlooked, and it
-    waits for each before another process can have its id. The worker cannot hold it up, and its end is the guard's own.
+    Orphans are re-parented to the guard, not to init, whatever their session, so it finds every descendant and reaps each before its
+    id is reused. The worker cannot block the guard, which exits with the worker's status.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     worker = 0
     try:
-        signal.signal(signal.SIGTERM, raise_told)
+        signal.signal(signal.SIGTERM, raise_terminated)
         guard, worker = os.getpid(), os.fork()
         if worker == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -160,23 +160,23 @@ def guard_worker(lifeline: int, trainer: int) -> None:
                 os._exit(1)
             os.close(lifeline)
             with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
-                file.write("1000")  # a machine out of memory takes this one, and not the trainer
+                file.write("1000")  # when memory runs out the kernel kills this process, not the trainer
             return
-        os.dup2(lifeline, 0)  # the pipes are the worker's alone
+        os.dup2(lifeline, 0)  # only the worker keeps the pipes
         os.dup2(lifeline, 1)
         watched, wait_ms = [lifeline], 50
         with contextlib.suppress(OSError):  # a kernel older than 5.3
             watched, wait_ms = [lifeline, os.pidfd_open(worker)], 1000
         while os.getppid() == trainer and not has_hung_up(watched, wait_ms) and not has_ended(worker):
             pass
-    except Told:
+    except Terminated:
         pass
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     exit_like(end_children(worker) if worker else 0)
 
 
-def raise_told(*_: object) -> None:
-    raise Told
+def raise_terminated(*_: object) -> None:
+    raise Terminated
 
 
 def has_ended(child: int) -> bool:
@@ -184,7 +184,7 @@ def has_ended(child: int) -> bool:
 
 
 def end_children(worker: int) -> int:
-    """Kill and reap everything below; returns how the worker ended. Whatever loses its parent is a child here the next time."""
+    """Kill and reap all descendants; returns the worker's status. Orphans are re-parented to this process and killed on the next pass."""
     status, deadline = 0, time.monotonic() + STUBBORN_S
     while time.monotonic() < deadline:
         for child in children_of(os.getpid()):

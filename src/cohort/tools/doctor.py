@@ -23,7 +23,7 @@ from cohort.errors import EngineError, RankError
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training import agreement
 from cohort.training.agreement import name_ranks
 
@@ -55,7 +55,7 @@ def run_checks(world: World, recipe: Recipe, ranks: int) -> list[Check]:
     agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
     with (
         make_shared_folder(world, Path(recipe.runs_folder)) as scratch,
-        RunRewards.for_run(recipe) as rewards,
+        RewardRunner.for_run(recipe) as rewards,
     ):
         from cohort.observe.monitors import drop_monitors, find_monitor_problems
         from cohort.session import Session

@@ -31,7 +31,7 @@ from cohort.training.run_weights import Target, find_weights, follow_products, l
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
     from cohort.training.build import Data
     from cohort.types import Prompt
 
@@ -76,7 +76,7 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
     from rich.console import Console
 
     from cohort.evaluation.evaluate import compare
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
 
     for target in targets:
         if "=" in target and not Path(target).exists():
@@ -91,7 +91,7 @@ def run_evaluation(targets: Sequence[str], recipe: str, checkpoint: str, overrid
         say(console, f"all targets are evaluated on the problems of {problems.label}, with its rewards, settings and seed")
     refuse_busy_servers(problems)
     results: list[TargetResult] = []
-    with RunRewards.for_run(problems.recipe) as rewards:  # reward workers start before torch is imported
+    with RewardRunner.for_run(problems.recipe) as rewards:  # reward workers start before torch is imported
         data = load_problems(problems)
         for found_target in found:
             say(console, f"evaluating {describe_target(found_target)}")
@@ -123,7 +123,7 @@ def evaluate_from_python(
     """`cohort.evaluate`: one model, on rows from Python or on the problems of its run or recipe."""
     from rich.console import Console
 
-    from cohort.rewards.of_run import RunRewards
+    from cohort.rewards.runner import RewardRunner
 
     run = open_run_at(Path(source)) if source and materials.model is None else None
     if checkpoint and run is None:
@@ -144,7 +144,7 @@ def evaluate_from_python(
     target = find_target(source, checkpoint, [], problems, model_keys) if materials.model is None else None
     with (
         tempfile.TemporaryDirectory(prefix="cohort-evaluate-") as scratch,
-        RunRewards.for_run(resolved, materials.functions) as rewards,  # reward workers start before torch is imported
+        RewardRunner.for_run(resolved, materials.functions) as rewards,  # reward workers start before torch is imported
     ):
         from cohort.training import build
 
@@ -291,7 +291,7 @@ def load_problems(problems: Problems) -> Data:
 # -- evaluating --------------------------------------------------------------------------------------------------------
 
 
-def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RunRewards) -> TargetResult:
+def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> TargetResult:
     """Load the target's model, sample and score. Everything else comes from the problems' recipe."""
     from cohort.evaluation.evaluate import evaluate
     from cohort.training import build

@@ -29,8 +29,8 @@ from cohort.base.threads import Worker
 from cohort.base.world import ALONE
 from cohort.data.prompts import PromptStream
 from cohort.errors import RunError
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import Scored
+from cohort.rewards.runner import RewardRunner
 from cohort.training.drawing import Collected, Drawn, begin_drawing, finish_drawing, why_not_full
 from cohort.training.encoding import decode_rollouts, encode_rollouts
 from cohort.training.judging import RewardJudge

@@ -26,7 +26,7 @@ from cohort.base.text import write_count
 from cohort.base.threads import Worker
 from cohort.engine import make_requests
 from cohort.errors import InvariantError, RunError
-from cohort.rewards.summing import mean_and_std
+from cohort.rewards.outcomes import mean_and_std
 from cohort.training.ahead import ScoredAlone, measure_staleness
 from cohort.training.drawing import Collected, Drawn, finish_drawing, merge_metrics
 from cohort.training.encoding import decode_rollouts, encode_rollouts

@@ -10,11 +10,11 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.evaluation.evaluate import score_groups
 from cohort.recipe.rules import OVERLONG_PART
 from cohort.recipe.schema import Recipe
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import Scored, Scorer
-from cohort.rewards.listening import Hear
+from cohort.rewards.early_scoring import OnCompletion
+from cohort.rewards.outcomes import mean_and_std
 from cohort.rewards.penalties import overlong_penalty
-from cohort.rewards.summing import mean_and_std
+from cohort.rewards.runner import RewardRunner
 from cohort.types import Completion, Outcome, Prompt
 
 Groups = Sequence[Sequence[Completion]]
@@ -27,12 +27,12 @@ class RewardJudge:
     scorer: Scorer
     recipe: Recipe
 
-    def listen(self, prompts: Sequence[Prompt], step: int) -> Hear | None:
+    def listen(self, prompts: Sequence[Prompt], step: int) -> OnCompletion | None:
         """Whom to tell of the completions of these prompts as they are sampled, before `score` is asked about all of them; None: nobody."""
         if not isinstance(self.scorer, RewardRunner):  # a learned one runs in this process, over the whole batch
             return None
         flat = [prompt for prompt in prompts for _ in range(self.recipe.train.group_size)]
-        return self.scorer.listen(flat, step=step, num_steps=self.recipe.train.num_steps)
+        return self.scorer.start_early_scoring(flat, step=step, num_steps=self.recipe.train.num_steps)
 
     def score(self, prompts: Sequence[Prompt], completions_PG: Groups, step: int, watch: Stopwatch) -> Scored:
         """Outcomes in the order of the completions, group after group."""

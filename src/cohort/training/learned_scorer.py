@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from cohort.errors import RewardError
 from cohort.rewards.contract import Scored, Scorer
-from cohort.rewards.summing import mean_and_std
+from cohort.rewards.outcomes import mean_and_std
 from cohort.training.reward_model import PART, RewardModel, compute_auc
 from cohort.types import Completion, Outcome, Prompt
 

@@ -21,7 +21,7 @@ from cohort.observe.monitors import Monitors
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import measures_kl
 from cohort.recipe.schema import Recipe
-from cohort.rewards.of_run import RunRewards
+from cohort.rewards.runner import RewardRunner
 from cohort.training.experience import Models
 from cohort.training.judging import Judge
 from cohort.training.sources import Source
@@ -50,7 +50,7 @@ class Parts:
     engine: Engine
     engine_words: str
     """Which one it is, why, and what that costs."""
-    rewards: RunRewards
+    rewards: RewardRunner
     stream: PromptStream
     sampling: Sampling
     evaluation_sets: Mapping[str, Sequence[Prompt]]

@@ -19,9 +19,9 @@ from cohort.model.architecture import ASKS_FOR_BALANCE, count_positions
 from cohort.model.chat import find_end_of_turn_id
 from cohort.model.frozen import inspect_teacher
 from cohort.recipe.rules import scores_prompts
-from cohort.rewards.base import RewardRunner
 from cohort.rewards.contract import importable_name
-from cohort.rewards.summing import fails_everywhere
+from cohort.rewards.outcomes import fails_everywhere
+from cohort.rewards.runner import RewardRunner
 from cohort.training.build import EncodedData
 from cohort.training.memory_estimate import MemoryEstimate, describe_memory, estimate_memory, fit_slots
 from cohort.training.parts import Parts

@@ -21,7 +21,7 @@ from cohort.base.world import ALONE, World
 from cohort.engine import sample_groups
 from cohort.engine.protocol import Engine
 from cohort.observe.perf import make_engine_metrics
-from cohort.rewards.listening import Hear
+from cohort.rewards.early_scoring import OnCompletion
 from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 
@@ -48,7 +48,7 @@ class SampledSource:
         self.engine.sync(self.weights(), policy_version)
 
     def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: OnCompletion | None = None
     ) -> list[list[Completion]]:
         """Groups in the order of the prompts. `hear`: told of each completion as it is finished."""
         noise = NoiseKey(self.seed, "train", step)
@@ -76,7 +76,7 @@ class WrittenSource:
         """Nobody samples."""
 
     def complete(
-        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: Hear | None = None
+        self, prompts: Sequence[Prompt], step: int, first_draw: int, watch: Stopwatch, hear: OnCompletion | None = None
     ) -> list[list[Completion]]:
         # Not sampled, so there are no sampling log-probs; nothing reads them (algorithms/compatibility.py).
         return [

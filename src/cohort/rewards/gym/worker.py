@@ -1,7 +1,7 @@
-"""The reasoning-gym package at work: datasets by name, their entries, their verdicts.
+"""Calls of the reasoning-gym package: datasets by name, their entries, their verdicts.
 
-`score_answer` and `make_entries` are the functions of jailed worker processes (see cohort_verify.sandbox): one JSON message in, one JSON
-value out. Nothing here decides what an answer may look like; that has been done in the trusted process before.
+`score_answer` and `make_entries` run in jailed worker processes (cohort_verify.sandbox): one JSON message in, one JSON value out. The
+trusted process has already checked the answers (guards.py).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ import reasoning_gym  # noqa: F401  (registers the tasks)
 from reasoning_gym.factory import DATASETS
 
 ALWAYS = {"codeio": {"input_prediction_probability": 1.0}}
-"""Settings that are not the user's. The package's name is the wrong way round: with 1.0 it asks for outputs alone. Of an
-input it would accept the stored one only, though others give the same output."""
+"""Settings that users cannot change. Despite the name, 1.0 asks only for outputs. The verifier would accept only the stored input,
+though others give the same output."""
 
 
 def create_dataset(name: str, settings: Mapping[str, Any]) -> Any:
@@ -36,14 +36,14 @@ def create_dataset(name: str, settings: Mapping[str, Any]) -> Any:
 
 
 def score_answer(message: Any) -> dict[str, Any]:
-    """{"score": the verifier's number} or, where it raised, {"error": the exception's name}."""
+    """{"score": the verifier's number} or, if it raised, {"error": the exception's name}."""
     verifier = cached_verifier(message["task"], json.dumps(message["settings"], sort_keys=True))
     entry = repair_entry(message["task"], message["entry"])
     try:
-        # Some verifiers print what they think of a wrong answer, and some change the precision of decimals for good.
+        # Some verifiers print comments on a wrong answer, and some change the precision of decimals permanently.
         with contextlib.redirect_stdout(io.StringIO()), decimal.localcontext():
             return {"score": float(verifier(message["answer"], entry))}
-    except MemoryError:  # a limit of the jail, which reports it
+    except MemoryError:  # a limit of the jail, which reports it itself
         raise
     except Exception as problem:
         return {"error": type(problem).__name__}
@@ -55,7 +55,7 @@ def cached_verifier(name: str, settings_json: str) -> Callable[[str, Any], float
 
 
 def repair_entry(name: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The entry as the verifier expects it where JSON has changed a type: the boards of ARC are tuples of tuples."""
+    """The entry with the types that JSON has changed: the boards of ARC are tuples of tuples."""
     if name in ("arc_agi", "rearc"):
         board = tuple(tuple(row) for row in entry["metadata"]["output"])
         return {**entry, "metadata": {**entry["metadata"], "output": board}}
@@ -68,7 +68,7 @@ def repair_entry(name: str, entry: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def make_entries(message: Any) -> list[dict[str, Any] | None]:
-    """Entries `start` to `stop` of the dataset with these settings, as plain JSON; None for those that cannot be used."""
+    """Entries `start` to `stop` of the dataset with these settings, as plain JSON; None for unusable ones."""
     dataset = cached_dataset(message["task"], json.dumps(message["settings"], sort_keys=True))
     return [make_plain_entry(message["task"], dataset, index) for index in range(message["start"], message["stop"])]
 
@@ -79,18 +79,17 @@ def cached_dataset(name: str, settings_json: str) -> Any:
 
 
 def make_plain_entry(name: str, dataset: Any, index: int) -> dict[str, Any] | None:
-    """One entry as JSON values, with an answer where one can be had; None if it is not fit for training."""
-    with contextlib.redirect_stdout(io.StringIO()), seed_randomness(f"{dataset.seed}/{index}"):  # some print as they go
+    """One entry as JSON values; None if it is unfit for training: its answer is empty, so an empty completion would be right."""
+    with contextlib.redirect_stdout(io.StringIO()), seed_randomness(f"{dataset.seed}/{index}"):  # some tasks print
         if name == "codeio":
             return make_codeio_entry(dataset, index)
         entry = json.loads(json.dumps(dataset[index], default=write_number))
-    # Silence would be right.
     return None if entry["answer"] == "" else entry
 
 
 @contextlib.contextmanager
 def seed_randomness(key: str) -> Iterator[None]:
-    """The module's common generator, which list_functions draws from, is seeded for one entry and then as it was before."""
+    """Seed the random module's global generator, which list_functions uses, for one entry; then restore it."""
     before = random.getstate()
     random.seed(key)
     try:
@@ -102,11 +101,11 @@ def seed_randomness(key: str) -> Iterator[None]:
 def write_number(value: Any) -> str:
     if isinstance(value, Fraction):
         return str(value)
-    raise TypeError(f"an entry holds a {type(value).__name__}, which JSON has no word for")
+    raise TypeError(f"an entry holds a {type(value).__name__}, which JSON cannot represent")
 
 
 def make_codeio_entry(dataset: Any, index: int) -> dict[str, Any] | None:
-    """The output is what a program of the package's data gives: it must give one, and the same one twice."""
+    """One entry of codeio, whose answer is the output of a program; None if that gives no output, or two different ones."""
     try:
         first, second = (json.dumps(dataset[index], allow_nan=False) for _ in range(2))
     except (TypeError, ValueError):

@@ -1,18 +1,39 @@
-r"""The attacks on a reward that compares an answer: classes of completions, made from the rows, with what each must score.
+r"""The attacks on a reward that compares an answer: classes of completions made from the rows, each with its expected result.
 
-A reward reads an answer from some *form* of text: \boxed{42}, "#### 42", "<answer>42</answer>", the bare text. Which forms it
-reads is found out first, with the golds (`FORMS`); the attacks then speak in those forms, for a wrong answer in a form that the
-reward does not read proves nothing. Everything here is a pure function of the rows: the same audit asks the same questions.
+A reward reads an answer from some *form* of text: \boxed{42}, "#### 42", "<answer>42</answer>", the bare text. The audit first finds
+the forms that are read, with the reference answers; the attacks use only those, since a wrong answer in an unread form proves nothing.
+Everything here is a pure function of the rows, so the same audit always tries the same completions.
+
+Wrong answers are tried alone first, and then beside the reference answer, where only those that were refused alone are used: otherwise a
+reward with a tolerance would look like one that takes the first answer.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 
-from cohort.tools.audit import golds
-from cohort.tools.audit.cases import AnswerForm, AuditCase, AuditRow, rotate_forms, safe_text
+from cohort.tools.audit.reference_answers import (
+    OTHER_ROW,
+    Variant,
+    choose_far_answers,
+    contains_reference,
+    continue_reference,
+    cut_reference,
+    disguise_answers,
+    has_token,
+    is_same_answer,
+    lengthen_reference,
+    make_near_misses,
+    mutate_reference,
+    read_number,
+    rearrange_reference,
+    relate_to_reference,
+    rewrite_reference,
+)
+from cohort.tools.audit.running import AnswerForm, AuditCase, AuditRow, rotate_forms
+from cohort_verify.text import text_of
 
 BASES: dict[str, Callable[[str], str]] = {
     "boxed": lambda answer: f"\\boxed{{{answer}}}",
@@ -34,7 +55,7 @@ SURROUNDINGS: dict[str, tuple[str, str]] = {
 
 
 def list_forms(template: str = "") -> list[AnswerForm]:
-    """Every form that is tried; `template` is one of the user's own, with {answer} where the answer stands."""
+    """All forms to try; `template` is the user's, with {answer} in place of the answer."""
     bases = dict(BASES)
     if template:
         bases = {"template": lambda answer: template.replace("{answer}", answer), **bases}
@@ -42,16 +63,16 @@ def list_forms(template: str = "") -> list[AnswerForm]:
         AnswerForm(f"{base} {around}".strip(), base, lambda answer, b=before, w=write, a=after: f"{b}{w(answer)}{a}")  # type: ignore[misc]
         for base, write in bases.items()
         for around, (before, after) in SURROUNDINGS.items()
-        # A bare answer with a sentence around it is not that answer any more.
+        # A bare answer with a sentence around it is another answer.
         if not (base == "bare" and around in ("after prose", "with text after it"))
     ]
 
 
-def find_template(demonstration: str, gold: str) -> str:
-    """The line of a demonstration that gives the gold, as a form: {answer} in its place. "" where the last line does not."""
+def find_template(demonstration: str, reference: str) -> str:
+    """The last line of a demonstration as a form, with {answer} in place of the reference; "" if it does not contain that."""
     line = (demonstration.strip().splitlines() or [""])[-1]
-    place = line.rfind(gold) if gold else -1
-    return f"{line[:place]}{{answer}}{line[place + len(gold) :]}" if place >= 0 else ""
+    place = line.rfind(reference) if reference else -1
+    return f"{line[:place]}{{answer}}{line[place + len(reference) :]}" if place >= 0 else ""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -59,26 +80,26 @@ def find_template(demonstration: str, gold: str) -> str:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def make_gold_cases(
+def make_reference_cases(
     rows: Sequence[AuditRow], forms: Sequence[AnswerForm], demonstrations: bool = True, first: int = 0
 ) -> list[AuditCase]:
-    """Every gold in every form, and the demonstrations: which forms does the reward read? `first` numbers the first row."""
+    """Every reference answer in every form, and the demonstrations, to find the forms that are read. `first`: number of the first row."""
     numbered = list(enumerate(rows, first))
     cases = [
-        form.make_case("gold", form.name, number, row.gold, "any")
+        form.make_case("reference", form.name, number, row.reference, "any")
         for number, row in numbered
         for form in forms
-        if row.gold and form.fits(row.gold)
+        if row.reference and form.fits(row.reference)
     ]
     shown = [(number, row.demonstration) for number, row in numbered if row.demonstration and demonstrations]
-    return cases + [AuditCase("gold", "demonstration", number, text, "any", "demonstration") for number, text in shown]
+    return cases + [AuditCase("reference", "demonstration", number, text, "any", "demonstration") for number, text in shown]
 
 
 def make_rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], by_value: bool) -> list[AuditCase]:
     cases = []
     for number, row in enumerate(rows):
-        variants = golds.rewrite_gold(row.gold, by_value) if row.gold else []
-        variants += [golds.Variant("another spelling", text) for text in row.right]
+        variants = rewrite_reference(row.reference, by_value) if row.reference else []
+        variants += [Variant("another spelling", text) for text in row.right]
         for place, (label, text) in enumerate(variants):
             if fitting := [form for form in forms if form.fits(text)]:
                 cases.append(rotate_forms(fitting, number + place).make_case("rewrite", label, number, text, "pass"))
@@ -90,7 +111,7 @@ def make_rewrite_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], by
 # ---------------------------------------------------------------------------------------------------------------------
 
 INSTRUCTIONS = "instructions"
-"""The column of a reward that checks instructions: their rows have no gold, and a copy of the prompt follows none."""
+"""The column of a reward that checks instructions: its rows have no reference answer, and a copy of the prompt follows none."""
 
 EMPTY = {
     "nothing": "",
@@ -116,12 +137,12 @@ FORMAT_ONLY = {
 
 
 def make_empty_cases(count: int) -> list[AuditCase]:
-    """Texts without content under the first `count` rows."""
+    """Texts without content, for the first `count` rows."""
     return [AuditCase("empty", label, number, text) for number in range(count) for label, text in EMPTY.items()]
 
 
 def make_format_cases(count: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
-    """Texts in the right format whose content is nothing, or nonsense, under the first `count` rows."""
+    """Texts in the right format with empty or nonsensical content, for the first `count` rows."""
     cases = [AuditCase("format", label, number, text) for number in range(count) for label, text in FORMAT_ONLY.items()]
     for number in range(count):
         for nonsense in ("zqxj wvk", "?", "..."):
@@ -141,15 +162,15 @@ CHEATS = {
 
 
 def make_cheat_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
-    """The marks that instructions ask for, without any content."""
+    """The marks that instructions require, without any content."""
     return [AuditCase("empty", label, number, text) for number in range(len(rows)) for label, text in CHEATS.items()]
 
 
 def make_echo_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     return [
-        AuditCase("echo", "the prompt as completion", number, safe_text(row.prompt))
+        AuditCase("echo", "the prompt as completion", number, text_of(row.prompt))
         for number, row in enumerate(rows)
-        if row.prompt and (row.gold or INSTRUCTIONS in row.columns)
+        if row.prompt and (row.reference or INSTRUCTIONS in row.columns)
     ]
 
 
@@ -159,14 +180,14 @@ SIGNS = {"plus": "+", "minus": "-", "times": "*", "divided by": "/"}
 
 
 def make_question_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm]) -> list[AuditCase]:
-    """The question copied into the answer: the whole prompt, and where the gold is a number the arithmetic in it."""
+    """The question copied into the answer: the whole prompt and, if the reference is a number, the arithmetic in it."""
     cases = []
     for number, row in enumerate(rows):
-        prompt = safe_text(row.prompt).strip()
+        prompt = text_of(row.prompt).strip()
         signs = re.sub(r"\b(?:plus|minus|times|divided by)\b", lambda word: SIGNS[word[0]], prompt)
-        found = EXPRESSION.findall(signs) if golds.read_number(row.gold) is not None else []
+        found = EXPRESSION.findall(signs) if read_number(row.reference) is not None else []
         for place, copied in enumerate([prompt, *(text.rstrip(".,") for text in found)]):
-            if row.gold and copied and not golds.has_token(copied, row.gold) and not golds.is_same_answer(copied, row.gold):
+            if row.reference and copied and not has_token(copied, row.reference) and not is_same_answer(copied, row.reference):
                 label = "arithmetic of the prompt" if place else "the prompt as answer"
                 cases += [AuditCase("question", label, number, form.write(copied), form=form.name) for form in forms]
     return cases
@@ -192,13 +213,16 @@ WORDING = {
     "one long sentence": "and so on " * 300,
     "repeated words": "verified correct " * 50,
 }
-"""What may be paid for instead of an answer. No digits, so that no number in it can be taken for one."""
+"""Texts that may be rewarded instead of an answer. They have no digits, which could be read as an answer."""
 
 
-def make_wording_cases(row: int, gold: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
-    """A wrong answer alone, and then behind words, sentences and lines that say nothing."""
-    far = golds.choose_far_answers(gold)[:1]
-    texts = {"alone": "", **{label: f"{text}\n" for label, text in WORDING.items() if not golds.contains_gold(text, gold)}}
+def make_wording_cases(row: int, reference: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
+    """A wrong answer alone, and then after words, sentences and lines without content."""
+    far = choose_far_answers(reference)[:1]
+    texts = {
+        "alone": "",
+        **{label: f"{text}\n" for label, text in WORDING.items() if not contains_reference(text, reference)},
+    }
     return [
         AuditCase("wording", label, row, text + form.write(answer), form=form.name)
         for form in forms[:1]
@@ -238,7 +262,7 @@ BOMBS: dict[str, Callable[[], str]] = {
 
 
 def make_bomb_cases(row: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
-    """Answers that cost an age to evaluate, or break a parser."""
+    """Answers that take extremely long to evaluate, or break a parser."""
     cases = []
     for place, (label, write) in enumerate(BOMBS.items()):
         text = write()
@@ -248,9 +272,9 @@ def make_bomb_cases(row: int, forms: Sequence[AnswerForm]) -> list[AuditCase]:
 
 
 def make_injection_cases(row: int, forms: Sequence[AnswerForm], canary: str) -> list[AuditCase]:
-    """Answers that are code: if any is evaluated, the file `canary` exists afterwards. They do nothing else.
+    """Answers that are code: if one is evaluated, it creates the file `canary` and does nothing else.
 
-    The walk needs no builtins: from any object to all classes, and from one of the module os to that module's own.
+    The attribute walk needs no builtins: it goes from any object to all classes, and through a class of the module os to that module's.
     """
     classes = "().__class__.__base__.__subclasses__()"
     walk = f"[c for c in {classes} if c.__name__ == '_wrap_close'][0].__init__.__globals__['__builtins__']['open']"
@@ -275,30 +299,43 @@ def make_injection_cases(row: int, forms: Sequence[AnswerForm], canary: str) -> 
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Golds that are none, and completions as chat messages
+# Missing reference answers, completions as chat messages, and other rows' demonstrations
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-def make_missing_gold_cases(row: int, gold: str, gold_column: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
-    """A row whose gold is missing must not reward anything; an error for that row is right.
+def make_missing_reference_cases(
+    row: int, reference: str, reference_column: str, forms: Sequence[AnswerForm]
+) -> list[AuditCase]:
+    """Completions for a row without its reference answer: none may be rewarded, and an error is right.
 
-    Nothing is tried that is right by the row's own gold: a reward may know that from another column.
+    No completion is right according to the row's own answer, which the reward may know from another column.
     """
-    number = "17" if golds.is_same_answer(gold, "42") else "42"
+    number = "17" if is_same_answer(reference, "42") else "42"
     written = [form.write(word) for form in forms[:2] for word in ("", "None", number)]
     return [
-        AuditCase("missing_gold", f"gold is {label}", row, text, columns={gold_column: missing})
+        AuditCase("missing_reference", f"reference is {label}", row, text, columns={reference_column: missing})
         for label, missing in (("None", None), ("empty", ""), ("spaces", "   "))
         for text in ("", "None", "I do not know.", *written)
     ]
 
 
 def make_chat_case(case: AuditCase, row: AuditRow) -> AuditCase:
-    """A right completion as chat messages where the row has text, and the other way round."""
+    """A right completion as chat messages for a text prompt, or as text for a chat prompt."""
     label, other = "as text", case.completion
     if not row.is_chat:
         label, other = "as chat messages", [{"role": "assistant", "content": case.completion}]
     return replace(case, attack="chat", label=label, completion=other, expect="pass")
+
+
+def make_other_demonstration_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
+    """Each row's demonstration as a completion for the row before it."""
+    return [
+        AuditCase("other_row", "demonstration of another row", number, other.demonstration, "fail", "demonstration")
+        for number, (row, other) in enumerate(zip(rows, [*rows[1:], *rows[:1]], strict=True))
+        if other.demonstration
+        and other.demonstration != row.demonstration
+        and not is_same_answer(other.reference, row.reference)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -324,3 +361,109 @@ LENGTHS = (1_000, 10_000, 100_000)
 
 def fill_text(filler: str, length: int) -> str:
     return (filler * (length // len(filler) + 1))[:length]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Wrong answers
+# ---------------------------------------------------------------------------------------------------------------------
+
+NONSENSE = ("zqxj wvk", "wvkjq zxqjv kwzvxq jwq")
+"""Of two lengths: a reward that compares lengths may accept one of them."""
+CONSTANTS = ("0", "1", "nan", "inf", "None", "True", "x", "A")
+
+
+def make_control_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], numbers: Sequence[int]) -> list[AuditCase]:
+    """In every form, for a few rows: wrong answers that are unrelated to the reference, and nonsense."""
+    cases = []
+    for number in numbers:
+        for form in forms:
+            far = choose_far_answers(rows[number].reference)
+            cases += [form.make_case("far", "nothing in common", number, answer) for answer in far]
+            cases += [form.make_case("format", "nonsense in the form", number, text) for text in NONSENSE]
+    return cases
+
+
+def make_alone_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], tolerance: float = 0.0) -> list[AuditCase]:
+    """Every wrong answer alone, in forms that the reward reads."""
+    own_marker = "".join(form.write("") for form in forms if form.base == "template")
+    return [
+        rotate_forms(forms, number + place).make_case(attack, label, number, answer)
+        for number, row in enumerate(rows)
+        if row.reference
+        for place, (attack, (label, answer)) in enumerate(list_wrong_answers(number, rows, tolerance))
+        # In the user's own marker the sign is not a relation.
+        if attack != "relation" or answer[0] not in "<>" or answer[0] not in own_marker
+    ]
+
+
+def list_wrong_answers(number: int, rows: Sequence[AuditRow], tolerance: float) -> Iterator[tuple[str, Variant]]:
+    """(attack, wrong answer) of one row."""
+    reference, known = rows[number].reference, rows[number].wrong
+    for variant in mutate_reference(reference, find_other_references(number, rows)):
+        yield "other_row" if variant.label == OTHER_ROW else "mutated", variant
+    for attack, variants in (
+        ("mutated", rearrange_reference(reference)),
+        ("mutated", [Variant("a known wrong answer", text) for text in known]),
+        ("far", [Variant("nothing in common", text) for text in choose_far_answers(reference)]),
+        ("near_miss", make_near_misses(reference, tolerance)),
+        ("part_of_reference", cut_reference(reference)),
+        ("expression", continue_reference(reference)),
+        ("relation", relate_to_reference(reference)),
+        ("substring", lengthen_reference(reference)),
+        ("constant", [Variant(f"always {text}", text) for text in CONSTANTS if not is_same_answer(text, reference)]),
+    ):
+        for variant in variants:
+            yield attack, variant
+
+
+HEDGES = (
+    ("hedge", "two in one answer", "{reference} or {wrong}", ""),
+    ("hedge", "every candidate", "{second}, {reference}, {wrong}", ""),
+    ("hedge", "not this one", "not {reference} but {wrong}", ""),
+    ("first_of_two", "two answers", "", "{says_right}\nor\n{says_wrong}"),
+    ("first_of_two", "taken back in one line", "", "{says_right} No, {says_wrong}"),
+    ("first_of_two", "taken back in a sentence", "", "The answer is {reference}. No, the answer is {wrong}."),
+    ("start", "takes it back", "", "{reference}\n\nNo, that is a mistake. I take it back.\n{says_wrong}"),
+    ("middle", "among others", "", "It may be {second}, {reference} or {second}.\n{says_wrong}"),
+    ("spam", "0 to 1000", "{everything}", ""),
+    ("spam", "0 to 1000 first", "", "{everything}\n{says_wrong}"),
+    ("thoughts", "only in <think>", "", "<think>\n{says_right}\n</think>\nI do not know."),
+)
+"""(attack, label, an answer, or else a whole text): the right answer is among others, and the final answer is wrong."""
+
+
+def make_beside_cases(
+    rows: Sequence[AuditRow], forms: Sequence[AnswerForm], accepted: Collection[tuple[int, str]]
+) -> list[AuditCase]:
+    """The right answer beside wrong ones. `accepted`: (row, answer) of the wrong answers that passed alone, which are not used."""
+    cases: list[AuditCase] = []
+    numbers = [str(number) for number in range(1001)]
+    for number, row in enumerate(rows):
+        if not row.reference:
+            continue
+        wrongs = [variant.text for variant in mutate_reference(row.reference, find_other_references(number, rows))]
+        # An open brace would leave its box open, so that the last readable answer would be the right one.
+        whole = [text for text in wrongs if text.count("{") == text.count("}")] or wrongs[:1]
+        refused = [text for text in (*whole, *choose_far_answers(row.reference)) if (number, text) not in accepted]
+        if not whole or not refused:
+            continue
+        wrong, second = refused[0], refused[min(1, len(refused) - 1)]
+        everything = ", ".join([*numbers[:500], row.reference, *numbers[500:], wrong])
+        words = {"reference": row.reference, "wrong": wrong, "second": second, "everything": everything}
+        attempts = [("unicode", label, text, "") for label, text in disguise_answers(row.reference, wrong)]
+        attempts += [(attack, label, answer.format(**words), text) for attack, label, answer, text in HEDGES]
+        for place, (attack, label, answer, text) in enumerate(attempts, number):
+            form = rotate_forms(forms, place)
+            case = form.make_case(attack, label, number, answer)
+            if text:
+                written = text.format(**words, says_right=form.write(row.reference), says_wrong=form.write(wrong))
+                case = replace(case, completion=written, answer=None)
+            cases.append(case)
+    return cases
+
+
+def find_other_references(number: int, rows: Sequence[AuditRow]) -> list[str]:
+    """The next two different answers of other rows."""
+    reference = rows[number].reference
+    after = [rows[(number + shift) % len(rows)].reference for shift in range(1, len(rows))]
+    return [other for other in dict.fromkeys(after) if other and not is_same_answer(other, reference)][:2]

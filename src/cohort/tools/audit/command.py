@@ -1,4 +1,4 @@
-"""`cohort audit REWARD`: what the words mean, where the rows come from, and what is left behind."""
+"""`cohort audit REWARD`: reads the arguments and rows, prints the report and writes its JSON."""
 
 from __future__ import annotations
 
@@ -11,41 +11,42 @@ from typing import Any
 
 from cohort.errors import CohortError
 from cohort.rewards import BUILT_IN
-from cohort.tools.audit.auditor import audit
-from cohort.tools.audit.findings import AuditReport
-from cohort.tools.audit.page import print_reports
+from cohort.tools.audit.kinds import audit
+from cohort.tools.audit.report import AuditReport, print_reports
 from cohort.tools.audit.running import AuditError
 
 CLEAN, FLAWED, IMPOSSIBLE = 0, 1, 2
 """Exit codes: nothing found, flaws found, could not audit."""
 READ_ROWS = 256
-"""Rows read of a source; the ones used are drawn from these."""
-
-
+"""Rows read from a source; the audited ones are drawn from these."""
 OPTION_NAMES = {"columns": "--column", "timeout_s": "--timeout"}
-"""Options of the command line whose word is another than the field of AuditOptions."""
+"""Field of AuditOptions -> command-line option, if the names differ."""
 
 
-def run_audit(words: Sequence[str], *, json_file: Path | None = None, **given: Any) -> int:
-    """Audit, print, and give the exit code. Errors made for people are printed as they are.
+def run_audit(arguments: Sequence[str], *, json_file: Path | None = None, **given: Any) -> int:
+    """Audit, print the reports, and return the exit code. Cohort's errors are printed without a traceback.
 
-    given    the options that were given, and no others: `rows` and fields of AuditOptions, `columns` as PARAMETER=COLUMN.
+    given    the options on the command line: `rows` and fields of AuditOptions, `columns` as PARAMETER=COLUMN.
     """
     from rich.console import Console
 
     from cohort.base.text import make_printable
 
     try:
-        target, settings = split_words(words)
+        if not arguments or "=" in arguments[0]:
+            raise AuditError(
+                f"audit: name the reward first: a built-in one ({', '.join(BUILT_IN)}), package.module:function, or a recipe file."
+            )
+        target, *settings = arguments
         recipe = find_recipe(target)
         if recipe is not None:
-            own = [name for name in given if name not in ("gold", "template", "limit")]
-            refuse_options(own, "a recipe brings its own; change the recipe, or audit the function alone.")
+            own = [name for name in given if name not in ("reference", "template", "limit")]
+            refuse_options(own, "the recipe sets this; change the recipe, or audit the function without it.")
             reports = audit_recipe(recipe, settings, **given)
         else:
             if "rows" not in given:
-                named = [name for name in ("gold", "prompt", "columns") if name in given]
-                refuse_options(named, "it names a column of --rows, which are not given.")
+                named = [name for name in ("reference", "prompt", "columns") if name in given]
+                refuse_options(named, "it names a column of the rows, so give --rows too.")
             else:
                 given["rows"] = read_rows(given["rows"], given.get("prompt", "prompt"))
             given["columns"] = read_pairs(given.get("columns", ()))
@@ -62,17 +63,8 @@ def run_audit(words: Sequence[str], *, json_file: Path | None = None, **given: A
     return CLEAN if all(report.clean for report in reports) else FLAWED
 
 
-def split_words(words: Sequence[str]) -> tuple[str, Sequence[str]]:
-    """(the reward or recipe, the settings behind it)."""
-    if not words or "=" in words[0]:
-        raise AuditError(
-            f"audit: name the reward first: a built-in one ({', '.join(BUILT_IN)}), package.module:function, or a recipe file."
-        )
-    return words[0], words[1:]
-
-
 def read_arguments(settings: Sequence[str]) -> dict[str, Any]:
-    """`tolerance=0.01` and the like, as values of TOML."""
+    """Arguments such as `tolerance=0.01`, with TOML values."""
     from cohort.recipe.file import parse_value
 
     pairs = [setting.partition("=") for setting in settings]
@@ -83,7 +75,7 @@ def read_arguments(settings: Sequence[str]) -> dict[str, Any]:
 
 
 def read_pairs(columns: Sequence[str]) -> dict[str, str]:
-    """PARAMETER=COLUMN, as many as there are."""
+    """The columns by parameter, from PARAMETER=COLUMN."""
     pairs = [entry.partition("=") for entry in columns]
     for pair in pairs:
         if not all(pair):
@@ -92,7 +84,7 @@ def read_pairs(columns: Sequence[str]) -> dict[str, str]:
 
 
 def refuse_options(names: Iterable[str], reason: str) -> None:
-    """An option that would be ignored is a mistake the user wants to hear of."""
+    """Raise AuditError for options that would be ignored."""
     for name in names:
         raise AuditError(f"{OPTION_NAMES.get(name, f'--{name}')}: {reason}")
 
@@ -103,7 +95,7 @@ def refuse_options(names: Iterable[str], reason: str) -> None:
 
 
 def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
-    """The first rows of a file, or of anything that prompts.source can name. A prompt column may be missing."""
+    """The first rows of a file, or of any other source that prompts.source accepts. The prompt column may be missing."""
     from cohort.data.rows import open_source
     from cohort.recipe.schema import PromptsConfig
 
@@ -111,7 +103,7 @@ def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
     found = []
     for place, row in itertools.islice(numbered, READ_ROWS):
         if not isinstance(row, Mapping):
-            raise AuditError(f"{source}, {place}: a row must be an object with named columns, got {type(row).__name__}.")
+            raise AuditError(f"{source}, {place}: expected an object with named columns, got {type(row).__name__}.")
         found.append({str(column): value for column, value in row.items()})
     return found
 
@@ -122,7 +114,7 @@ def read_rows(source: str, prompt: str) -> list[dict[str, Any]]:
 
 
 def find_recipe(target: str) -> Path | None:
-    """The recipe that a word names; None where it is a reward."""
+    """The path of the recipe with this name; None if the name is a reward."""
     from cohort.recipe.file import find_recipe_path, list_built_in
 
     if target in BUILT_IN or ":" in target:
@@ -133,7 +125,7 @@ def find_recipe(target: str) -> Path | None:
 
 
 def audit_recipe(path: Path, overrides: Sequence[str], **given: Any) -> list[AuditReport]:
-    """Every reward of the recipe, with its own rows, arguments, threshold and time limit."""
+    """Audit every reward of the recipe, with the recipe's rows, arguments, threshold and time limit."""
     from cohort.data.rows import load_rows, render
     from cohort.recipe.file import load_recipe
     from cohort.recipe.rules import name_reward

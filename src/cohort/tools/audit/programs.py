@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from cohort.tools.audit.cases import AnswerForm, AuditCase, AuditRow
+from cohort.tools.audit.running import AnswerForm, AuditCase, AuditRow
 
 SLEEP_S = 25
 """How long a hanging program sleeps: it ends by itself, should nobody end it."""
@@ -283,7 +283,7 @@ def write_program(template: str, row: AuditRow) -> str:
 def make_solution_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
     """Every solution in every form: which forms does the reward read?"""
     return [
-        form.make_case("gold", form.name, number, row.solution, "any")
+        form.make_case("reference", form.name, number, row.solution, "any")
         for number, row in enumerate(rows)
         for form in CODE_FORMS
         if row.solution

@@ -1,61 +1,157 @@
-"""Calls of the audited function, in a worker process that may hang, crash or be taken over without the audit noticing more
-than a fault. One completion per call, so that time and blame belong to one input; batches only where batching is the question."""
+"""Rows, cases and options of an audit, and the calls of the audited function.
+
+The function runs in a worker process, where it may hang, crash or execute an attack: the audit only sees a fault. Each call has one
+completion, so that time and faults belong to one input; calls with several test the effect of batching.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copy
+import inspect
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
 
-from cohort.base.importing import search_current_folder
+from cohort.base.importing import load_function, search_current_folder
 from cohort.errors import RewardError
 from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, contract
-from cohort.rewards.call import RewardCall, Signature, TrainerState
-from cohort.rewards.entries import Answered, Failed, is_plain
+from cohort.rewards.call import Answered, Failed, RewardCall, Signature, TrainerState, is_plain
 from cohort.rewards.pool import LoadFailed, Worker
-from cohort.tools.audit.cases import AuditCase, AuditRow, CaseResult, safe_text
+from cohort.tools.audit.reference_answers import read_number
+from cohort_verify.text import text_of
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Rows and cases
+# ---------------------------------------------------------------------------------------------------------------------
+
+Expect = Literal["pass", "fail", "any"]
+"""pass: a score of at least the threshold. fail: a lower score, or none. any: any score, in time."""
+
+
+@dataclass(frozen=True)
+class AuditRow:
+    """One row: the columns for the reward, and answers that are known to be right or wrong."""
+
+    prompt: Any
+    """Text or chat messages."""
+    columns: Mapping[str, Any]
+    reference: str = ""
+    """The reference answer in the row's reference column; "" if it has none."""
+    right: tuple[str, ...] = ()
+    """Further answers that must be accepted."""
+    wrong: tuple[str, ...] = ()
+    """Further answers that must not be accepted."""
+    demonstration: str = ""
+    """A whole completion that is right."""
+    solution: str = ""
+    """For code: a program that passes the tests."""
+
+    @property
+    def is_chat(self) -> bool:
+        return not isinstance(self.prompt, str)
+
+
+@dataclass(frozen=True)
+class AuditCase:
+    """One completion for one row, and the expected result."""
+
+    attack: str
+    label: str
+    """The variant of the attack: "off by one"."""
+    row: int
+    completion: Any
+    """Text, or chat messages if the message format itself is tested."""
+    expect: Expect = "fail"
+    form: str = ""
+    answer: str | None = None
+    """The answer, if the completion gives exactly one and nothing else."""
+    columns: dict[str, Any] = field(default_factory=dict, hash=False)
+    """Columns of the row that are replaced, such as a missing reference answer."""
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """A way to write a completion around an answer."""
+
+    name: str
+    base: str
+    """The marker of the answer, without the text around it."""
+    write: Callable[[str], str]
+
+    def fits(self, answer: str) -> bool:
+        """Whether a reward should find this answer in the form: after ####, a Markdown heading, only a number."""
+        return self.base != "hashes" or read_number(answer) is not None
+
+    def make_case(self, attack: str, label: str, row: int, answer: str, expect: Expect = "fail") -> AuditCase:
+        return AuditCase(attack, label, row, self.write(answer), expect, self.name, answer)
+
+
+@dataclass(frozen=True)
+class CaseResult:
+    """The score of one case, or its fault."""
+
+    case: AuditCase
+    score: float | None
+    """None: no opinion, or no score because of the fault."""
+    fault: str = ""
+    """"", a kind of fault ("exception", "nan", ...), "crash", or "timeout"."""
+    detail: str = ""
+    seconds: float = 0.0
+
+    def passes(self, threshold: float) -> bool:
+        return not self.fault and self.score is not None and self.score >= threshold
+
+
+def rotate_forms(forms: Sequence[AnswerForm], place: int) -> AnswerForm:
+    """The forms in turn: every attack is tried in every form for some row, without trying all combinations."""
+    return forms[place % len(forms)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Options and calls
+# ---------------------------------------------------------------------------------------------------------------------
 
 START_S = 120.0
-"""For the machinery that a supervised function starts on its first call: a jail, a pool."""
+"""Extra time for the jail or pool that a supervised function starts on its first call."""
 MAX_HANGS = 3
-"""So many time limits reached by one attack: its other inputs are skipped, since each would cost the limit again."""
+"""After this many time limits the other inputs of an attack are skipped, since each would cost the limit again."""
 SIDE_BY_SIDE = 8
 """Completions in one call of a supervised function."""
 ALONE = ("bomb", "injection", "length", "escape")
-"""Attacks whose inputs are always called one by one: what each does to time and files is the question."""
+"""Attacks that always have one input per call, since they measure its effect on time and files."""
 CHARACTERS_PER_TOKEN = 4
 
 
 class AuditError(RewardError):
-    """The audit cannot be made; the message says why, and what would make it possible."""
+    """The audit is impossible. The message gives the reason and the fix."""
 
 
 KINDS = ("math", "exact", "code", "shape")
-"""math: the answer counts by its value. exact: letter for letter. code: programs are run. shape: no gold is read."""
+"""math: answers are compared by value. exact: letter for letter. code: programs are run. shape: no reference answer is used."""
 
 
 @dataclass(frozen=True)
 class AuditOptions:
-    """How a reward is audited.
+    """Settings of an audit.
 
-    args           arguments bound to the function, as in a recipe.
-    kind           one of KINDS; "" decides by the function and its rows.
-    gold, prompt, solution, demonstration    columns of the rows that hold these.
-    columns        parameter of the function -> column that it is fed from, where the names differ.
-    template       a form of completion that the function reads, with {answer} in it, beside the ones that are always tried.
-    threshold      a score from here on is a success; outcome=False takes the score of the golds instead.
-    timeout_s      seconds that one completion may take.
-    limit          rows that are used, drawn by the seed; None: 8 of the rows given, all of those that ship with the audit.
-    name           what the report calls the reward.
+    args           arguments of the function, as in a recipe.
+    kind           one of KINDS; "": chosen from the function and its rows.
+    reference, prompt, solution, demonstration    names of the columns with these.
+    columns        parameter of the function -> column, if the names differ.
+    template       a form of completion that the function reads, with {answer} in it, in addition to the built-in ones.
+    threshold      lowest score of a success; with outcome=False the score of the reference answers is used instead.
+    timeout_s      seconds per completion.
+    limit          number of rows, drawn by the seed; None: 8 of the given rows, or all of those that ship with the audit.
+    name           name of the reward in the report.
     """
 
     args: Mapping[str, Any] | None = None
     kind: str = ""
-    gold: str = "answer"
+    reference: str = "answer"
     prompt: str = "prompt"
     solution: str = "solution"
     demonstration: str = "demonstration"
@@ -74,24 +170,24 @@ class AuditOptions:
         if self.limit is not None and self.limit < 1:
             raise AuditError(f"limit: at least one row is needed, got {self.limit}.")
         if self.timeout_s <= 0:
-            raise AuditError(f"timeout_s: a number above 0 is expected, got {self.timeout_s!r}.")
+            raise AuditError(f"timeout_s: expected a number above 0, got {self.timeout_s!r}.")
         if self.template and "{answer}" not in self.template:
-            example = "put {answer} where the answer stands, for example 'FINAL: {answer}'."
+            example = "write {answer} in place of the answer, for example 'FINAL: {answer}'."
             raise AuditError(f"template {self.template!r}: {example}")
 
     @property
-    def gold_column(self) -> str:
-        return (self.columns or {}).get(self.gold, self.gold)
+    def reference_column(self) -> str:
+        return (self.columns or {}).get(self.reference, self.reference)
 
 
 class Bench:
-    """One function and the worker it runs in, which is replaced when it dies."""
+    """The audited function and its worker, which is replaced when it dies."""
 
     def __init__(self, spec: str, rows: Sequence[AuditRow], options: AuditOptions) -> None:
         self.spec, self.rows, self.timeout_s = spec, rows, options.timeout_s
         self.columns = tuple(dict.fromkeys(column for row in rows for column in row.columns))
         self.rename = dict(options.columns or {})
-        """Parameter of the function -> column that it is fed from."""
+        """Parameter of the function -> column, if the names differ."""
         self.args = dict(options.args or {})
         self.results: list[CaseResult] = []
         self.skipped = 0
@@ -106,11 +202,11 @@ class Bench:
         self.close()
 
     def close(self) -> None:
-        """End the worker. The next call starts a new one, without what an input may have left in the old."""
+        """End the worker. The next call starts a new one, without any state of earlier inputs."""
         self._worker.close()
 
     def load_function(self, spec: str) -> Mapping[str, Any]:
-        """Import the function in the worker, a new one where the old has ended; what it accepts, as plain data."""
+        """Import the function in the worker, a new one if it has ended; returns its signature as plain data."""
         if not self._worker.alive:
             self._worker.close()
             self._worker = Worker()
@@ -122,17 +218,17 @@ class Bench:
             raise AuditError(f"reward: {when}{problem}") from None
 
     def check_call(self) -> None:
-        """Refuse rows that lack a column which the function needs, and arguments that the function does not know."""
+        """Raise AuditError for missing columns and unknown arguments."""
         problem = contract.find_renaming_problem(self.signature, self.rename, self.args)
-        if problem := problem or contract.find_feeding_problem(self.rename, self.columns):
+        if problem := problem or contract.find_renamed_problem(self.rename, self.columns):
             raise AuditError(f"columns.{problem}")
         given = {*contract.RESERVED, *self.columns, *self.rename, *self.args}
         missing = [name for name in self.signature.required if name not in given]
         if missing:
             hint = suggest_nearest(missing[0], self.columns) or "."
             raise AuditError(
-                f"reward {self.spec}: it needs {missing[0]!r}, which neither the rows nor the arguments have{hint} Columns: "
-                f"{', '.join(self.columns) or 'none beside the prompt'}. Give rows that have it (--rows FILE), feed it from another "
+                f"reward {self.spec}: it needs {missing[0]!r}, which is neither a column nor an argument{hint} Columns: "
+                f"{', '.join(self.columns) or 'none besides the prompt'}. Give rows that have it (--rows FILE), use another "
                 f"column (--column {missing[0]}=COLUMN), or set it ({missing[0]}=VALUE)."
             )
         for name in self.args:
@@ -143,19 +239,19 @@ class Bench:
         if problem := contract.find_argument_problem(
             BUILT_IN.get(find_built_in(self.spec)), self.args, [*self.columns, *self.rename]
         ):
-            raise AuditError(f"{problem}. Write arguments as name=value behind the reward.")
-        for name in self.list_asked():
-            column = self.rename.get(name, name)
-            foreign = [row for row in self.rows if column in row.columns and not is_plain(row.columns[column])]
-            if foreign:
-                raise AuditError(
-                    f"rows: JSON cannot carry the column {column!r} to a worker as it is "
-                    f"({type(foreign[0].columns[column]).__name__}); give it as text, numbers or lists."
-                )
+            raise AuditError(f"{problem}. Write arguments as name=value after the reward.")
+        for column in (self.rename.get(name, name) for name in self.list_arguments()):
+            for row in self.rows:
+                if column in row.columns and not is_plain(row.columns[column]):
+                    kind = type(row.columns[column]).__name__
+                    raise AuditError(
+                        f"rows: JSON cannot carry the column {column!r} to a worker unchanged ({kind}); give it as text, "
+                        "numbers or lists."
+                    )
 
-    def list_asked(self) -> list[str]:
-        """Parameters that the function is given, those aside that every function may have."""
-        names = self.signature.list_asked([*self.columns, *self.rename], self.args)
+    def list_arguments(self) -> list[str]:
+        """Names of the arguments that the function receives."""
+        names = self.signature.list_arguments([*self.columns, *self.rename], self.args)
         return [name for name in names if name not in ("prompt", "completion")]
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -163,10 +259,10 @@ class Bench:
     # -----------------------------------------------------------------------------------------------------------------
 
     def run(self, cases: Sequence[AuditCase]) -> list[CaseResult]:
-        """Each case alone. After MAX_HANGS time limits in one attack the rest of that attack is skipped.
+        """The results of the cases, one call each. After MAX_HANGS time limits in one attack its other cases are skipped.
 
-        A supervised function limits every completion by itself and works on several side by side: it is given a few at a
-        time, and one by one only where such a call fails.
+        A supervised function limits every completion itself and works on several in parallel: it gets a few per call, and one per
+        call only if that fails.
         """
         hangs: Counter[str] = Counter()
         found: list[CaseResult] = []
@@ -189,7 +285,7 @@ class Bench:
 
     @contextlib.contextmanager
     def tighten_limits(self, wall_s: float, cpu_s: float) -> Iterator[None]:
-        """For inputs that run into the limit on purpose: less of it, where the function can be told so."""
+        """Lower the limits of a supervised function for inputs that are meant to reach them."""
         before = self.timeout_s, self.args
         if self.signature.supervised:
             self.timeout_s = min(self.timeout_s, wall_s)
@@ -201,21 +297,21 @@ class Bench:
             self.timeout_s, self.args = before
 
     def warm_up(self) -> None:
-        """A first call, with time for what a function imports and starts when it is first used. Its answer does not count."""
+        """Make first calls, with time for lazy imports and start-up. Their scores are ignored."""
         row = self.rows[0]
-        for text in (row.demonstration, f"\\boxed{{{row.gold or 1}}}", f"```python\n{row.solution or 'pass'}\n```"):
+        for text in (row.demonstration, f"\\boxed{{{row.reference or 1}}}", f"```python\n{row.solution or 'pass'}\n```"):
             self.call_worker(self.spec, self.make_arguments([AuditCase("warm-up", "", 0, text)]), [len(text)], START_S)
 
     def call(self, cases: Sequence[AuditCase]) -> list[CaseResult]:
         """One call for all of these cases."""
         arguments = self.make_arguments(cases)
-        lengths = [len(safe_text(case.completion)) for case in cases]
-        self.load_function(self.spec)  # starting a process is no part of the time of a call
+        lengths = [len(text_of(case.completion)) for case in cases]
+        self.load_function(self.spec)  # the measured time excludes starting a process
         started = time.monotonic()
         reply = self.call_worker(self.spec, arguments, lengths)
         seconds = time.monotonic() - started
         if isinstance(reply, Failed):
-            kind = "crash" if reply.kind == "memory" else reply.kind  # what it cost the worker
+            kind = "crash" if reply.kind == "memory" else reply.kind  # both cost the worker
             return [CaseResult(case, None, kind, reply.detail, seconds) for case in cases]
         return [
             CaseResult(case, entry.value, entry.fault or "", entry.detail, seconds / len(cases))
@@ -223,7 +319,7 @@ class Bench:
         ]
 
     def make_arguments(self, cases: Sequence[AuditCase]) -> dict[str, Any]:
-        """What the function is called with for these cases."""
+        """The arguments of a call for these cases."""
         chosen = [self.rows[case.row] for case in cases]
         offered: dict[str, list[Any]] = {
             column: [case.columns.get(column, row.columns.get(column)) for row, case in zip(chosen, cases, strict=True)]
@@ -231,9 +327,9 @@ class Bench:
         }
         offered["prompts"] = [row.prompt for row in chosen]
         offered["completions"] = [make_completion(row, case) for row, case in zip(chosen, cases, strict=True)]
-        named = {name: self.rename.get(name, name) for name in self.list_asked()}
+        named = {name: self.rename.get(name, name) for name in self.list_arguments()}
         if "completion_ids" in named.values():
-            sizes = [len(safe_text(case.completion)) // CHARACTERS_PER_TOKEN + 1 for case in cases]
+            sizes = [len(text_of(case.completion)) // CHARACTERS_PER_TOKEN + 1 for case in cases]
             offered["completion_ids"] = [list(range(size)) for size in sizes]
         arguments: dict[str, Any] = {name: offered[column] for name, column in named.items() if column in offered}
         arguments.update(self.args)
@@ -244,8 +340,8 @@ class Bench:
     def call_worker(
         self, spec: str, arguments: Mapping[str, Any], lengths: Sequence[int], limit_s: float | None = None
     ) -> Answered | Failed:
-        """Call a function in the worker: the audited one, or one that calls it."""
-        names = [name for name in self.list_asked() if name not in arguments]
+        """Call a function in the worker: the audited one, or one that calls it in turn."""
+        names = [name for name in self.list_arguments() if name not in arguments]
         call = RewardCall(arguments, lengths, TrainerState.for_step(1, 100), names)
         own = START_S + self.timeout_s * len(lengths) if self.signature.supervised else self.timeout_s
         self.load_function(spec)
@@ -253,12 +349,35 @@ class Bench:
 
 
 def find_built_in(spec: str) -> str:
-    """The name of Cohort's own reward that is imported from there; "" for others, which this process never imports."""
+    """The name of the built-in reward with this import path; "" for other functions, which this process never imports."""
     return next((name for name, known in BUILT_IN.items() if contract.importable_name(known) == spec), "")
 
 
 def make_completion(row: AuditRow, case: AuditCase) -> Any:
-    """As the trainer would hand it over: chat messages where the prompt is a chat, unless the case says otherwise."""
+    """The completion as the trainer would pass it: as chat messages for chat prompts, unless the case tests that."""
     if isinstance(case.completion, str) and row.is_chat and case.attack != "chat":
         return [{"role": "assistant", "content": case.completion}]
     return case.completion
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# In the worker
+# ---------------------------------------------------------------------------------------------------------------------
+
+
+def leaves_arguments(audited: str, given: dict[str, Any], **offered: Any) -> Any:
+    """1.0 per completion if a call of `audited` does not change its arguments, else 0.0. Other rewards receive the same lists."""
+    before = copy.deepcopy(given)
+
+    def compare() -> list[float]:
+        return [float(before == given)] * len(given.get("completions", [0]))
+
+    async def finish(result: Awaitable[Any]) -> list[float]:
+        await result
+        return compare()
+
+    result = load_function(audited)(**given, **offered)
+    if inspect.isawaitable(result):
+        return finish(result)
+    list(result)  # a generator runs only when it is read
+    return compare()

@@ -41,7 +41,7 @@ def audit(
         ),
     ],
     rows: Annotated[str | None, typer.Option(help="Rows to audit with: a file, or any value of prompts.source.")] = None,
-    gold: Annotated[str | None, typer.Option(help="Column of the reference answer (default: `answer`).")] = None,
+    reference: Annotated[str | None, typer.Option(help="Column of the reference answer (default: `answer`).")] = None,
     prompt: Annotated[str | None, typer.Option(help="Column of the prompt (default: `prompt`).")] = None,
     columns: Annotated[
         list[str] | None,

@@ -1,4 +1,4 @@
-"""From the verdicts of the parts to outcomes and metrics."""
+"""Outcomes and metrics, from the verdicts of all parts."""
 
 from __future__ import annotations
 
@@ -11,31 +11,33 @@ from typing import Any
 
 from cohort.base.text import make_writable
 from cohort.errors import RewardError
+from cohort.rewards.call import LARGEST, RewardEntry, Steps
 from cohort.rewards.contract import Bound, Verdicts
-from cohort.rewards.entries import LARGEST, RewardEntry, Steps
 from cohort.types import Outcome
 
 SUM_FAULT = "sum:nan"
-"""The parts can be used, and their weighted sum, or a weighted step, is no number or too large a one."""
+"""The parts are usable, but their weighted sum, or a weighted step, is not finite or too large."""
 
 
 def sum_parts(
     bound: Sequence[Bound], decisive: int, by_row: Iterable[Sequence[RewardEntry]], lengths: Sequence[int]
 ) -> list[Outcome]:
-    """What all parts together say of each completion of so many characters; `decisive` is the part that decides success."""
+    """One outcome per completion, from all parts' entries; `lengths` in characters. The part `decisive` decides success."""
     names, weights = [one.name for one in bound], [one.part.weight for one in bound]
     threshold = bound[decisive].part.threshold
-    # A part of weight 0 is watched, not paid: its word does not make a score of what the others abstained on.
+    # A part of weight 0 is only observed: its value does not score a completion on which the other parts have no opinion.
     counts = [bool(weight) or not any(weights) for weight in weights]
     outcomes = []
     for entries, length in zip(by_row, lengths, strict=True):
         values = [entry.value for entry in entries]
         faults = [f"{name}:{entry.fault}" for name, entry in zip(names, entries, strict=True) if entry.fault]
-        spoken = [
-            weight * value for weight, value, paid in zip(weights, values, counts, strict=True) if value is not None and paid
+        terms = [
+            weight * value
+            for weight, value, counted in zip(weights, values, counts, strict=True)
+            if value is not None and counted
         ]
-        scored = bool(spoken) and not (faults and any(entry.is_broken for entry in entries))
-        reward = sum(spoken) if scored else None
+        scored = bool(terms) and not (faults and any(entry.is_broken for entry in entries))
+        reward = sum(terms) if scored else None
         steps = merge_steps(bound, entries, length) if scored else ()
         if reward is not None and not (abs(reward) <= LARGEST and all(abs(weighted) <= LARGEST for _, weighted in steps)):
             reward, steps, faults = None, (), [*faults, SUM_FAULT]
@@ -44,7 +46,7 @@ def sum_parts(
             Outcome(
                 parts=dict(zip(names, values, strict=True)),
                 reward=reward,
-                # Running into the limit is never a success, even where the threshold is 0.
+                # Hitting a limit is never a success, even with threshold 0.
                 success=None if deciding.value is None else deciding.fault is None and deciding.value >= threshold,
                 faults=tuple(faults),
                 extras=merge_extras(names, entries),
@@ -55,7 +57,7 @@ def sum_parts(
 
 
 def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
-    """The outcomes with what was extracted, as a file can hold it."""
+    """The outcomes with the extracted answers, made writable to a file."""
     return [
         outcome if answer is None else replace(outcome, answer=make_writable(answer))
         for outcome, answer in zip(outcomes, answers, strict=True)
@@ -63,10 +65,9 @@ def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> l
 
 
 def merge_steps(bound: Sequence[Bound], entries: Sequence[RewardEntry], length: int) -> Steps:
-    """Weighted step rewards of all parts by position, parts in the order of the recipe where positions are equal.
+    """Weighted step rewards of all parts by position; for equal positions, in the order of the recipe.
 
-    A part that gave one number has judged the whole completion: it is one more step, at the end. Without a part that
-    gave steps there is no process to supervise, and none are made up.
+    A part that returned one number counts as one more step, at the end. Without any part that returned steps the result is empty.
     """
     if all(entry.steps is None for entry in entries):
         return ()
@@ -82,9 +83,9 @@ def list_overflowed(outcomes: Sequence[Outcome]) -> list[int]:
 
 
 def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], max_share: float) -> None:
-    """RewardError where the step has lost too many completions, whichever part loses them: it names who failed on the most.
+    """Raise RewardError if the step has too many unscored completions; the message names the part with the most faults.
 
-    A completion is lost once, however many parts failed on it.
+    A completion counts once, however many parts failed on it.
     """
     overflowed, count = list_overflowed(outcomes), len(outcomes)
     lost = set(overflowed).union(*(verdict.broken for verdict in verdicts))
@@ -98,14 +99,14 @@ def check_faults(bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: 
         parts = ", ".join(f"{name} {value!r}" for name, value in outcomes[overflowed[0]].parts.items())
         detail = f"the weighted sum of {parts}, or one of its weighted steps, is not a number of at most {LARGEST:g}."
         blames.append((["nan"] * len(overflowed), "the sum of the rewards", detail))
-    faults, who, detail = max(blames, key=lambda blame: len(blame[0]))
+    faults, culprit, detail = max(blames, key=lambda blame: len(blame[0]))
     kinds = ", ".join(f"{kind} {number}" for kind, number in sorted(Counter(faults).items(), key=str))
     at_least = "at least " if any(verdict.stopped_early for verdict in verdicts) else ""
     together = "" if len(lost) == len(faults) else f", all parts together on {len(lost)}"
     shown = f" The first:\n{detail}" if detail else ""
     problem = RewardError(
-        f"{who} failed on {at_least}{len(faults)} of {count} completions ({kinds}){together}, more than "
-        f"the {max_share:.0%} a step may lose.{shown}"
+        f"{culprit} failed on {at_least}{len(faults)} of {count} completions ({kinds}){together}, more than "
+        f"the {max_share:.0%} that train.max_fault_share allows in a step.{shown}"
     )
     problem.outcomes = outcomes
     raise problem
@@ -118,11 +119,11 @@ def fails_everywhere(outcomes: Sequence[Outcome], rows: Sequence[int]) -> bool:
 
 
 def merge_extras(names: Sequence[str], entries: Sequence[RewardEntry]) -> dict[str, Any]:
-    """What all parts logged of one completion, as a file can hold it: a function may quote anything."""
+    """The values that all parts logged about one completion, made writable to a file: a function may log any text."""
     extras: dict[str, Any] = {}
     for name, entry in zip(names, entries, strict=True):
-        if entry.word:
-            extras[f"{name}/verdict"] = entry.word
+        if entry.verdict:
+            extras[f"{name}/verdict"] = entry.verdict
         for column, value in entry.extras.items():
             extras[f"{name}/{column}" if column in extras else column] = value
     return dict(make_writable(extras)) if extras else extras
@@ -131,7 +132,7 @@ def merge_extras(names: Sequence[str], entries: Sequence[RewardEntry]) -> dict[s
 def measure_rewards(
     bound: Sequence[Bound], outcomes: Sequence[Outcome], verdicts: Sequence[Verdicts], failed_extracts: int
 ) -> dict[str, float]:
-    """Means of nothing are left out. Standard deviations are those of the population, as in the advantages."""
+    """The metrics of the rewards. Means of no values are omitted; standard deviations are population ones, as in the advantages."""
     rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
     successes = [float(outcome.success) for outcome in outcomes if outcome.success is not None]
     metrics: dict[str, float] = {**mean_and_std("reward", rewards)}
@@ -156,8 +157,8 @@ def measure_part(area: str, verdict: Verdicts) -> dict[str, float]:
         f"{area}/retried": float(verdict.retried),
         f"{area}/seconds": verdict.seconds,
     }
-    words = Counter(entry.word for entry in entries if entry.word)
-    metrics |= {f"{area}/verdict/{word}": float(count) for word, count in sorted(words.items())}
+    counted = Counter(entry.verdict for entry in entries if entry.verdict)
+    metrics |= {f"{area}/verdict/{name}": float(count) for name, count in sorted(counted.items())}
     if counts := [len(entry.steps) for entry in entries if entry.steps is not None]:
         metrics[f"{area}/steps"] = statistics.fmean(counts)
     if verdict.dropped:
@@ -172,5 +173,5 @@ def mean_and_std(area: str, values: Sequence[float]) -> dict[str, float]:
     if not values:
         return {}
     mean = statistics.fmean(values)
-    # math.dist scales before it squares, so that large rewards do not overflow.
+    # math.dist scales before squaring, so large rewards do not overflow.
     return {f"{area}/mean": mean, f"{area}/std": math.dist(values, [mean] * len(values)) / math.sqrt(len(values))}

@@ -1,12 +1,12 @@
-"""The reward contract and its runner: lists in, one float, None or list of step rewards per completion out, nothing silent.
+"""Runs the reward functions of a recipe: lists in; one float, None or list of step rewards per completion out.
 
-    with RewardRunner.from_recipe(recipe.rewards) as runner:      # starts the workers
+    with RewardRunner.for_run(recipe) as runner:      # starts the workers
         scored = runner.score(prompts, completions, step=1, num_steps=200)
 
-What a reward function gets wrong (an exception, NaN, a wrong type or length, a crash) leaves the completion unscored
-and is counted; past a share of the step it stops the run. What a completion causes (it runs into the time limit)
-scores 0 and is counted, for otherwise hanging would beat being wrong. To tell the two apart, and to kill what hangs,
-functions that can be imported by name run in worker processes; the others run in a thread of the trainer.
+A fault of a reward function (an exception, NaN, a wrong type or length, a crash) leaves the completion unscored and is counted; beyond
+a share of the step it stops the run. A completion that makes the function hit its time limit scores 0 and is counted: otherwise hanging
+would beat being wrong. Functions that can be imported by name run in worker processes, where such a call can be killed; the others
+run in a thread of the trainer.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from cohort.base.importing import is_own, search_current_folder
@@ -24,7 +25,17 @@ from cohort.base.threads import LoopThread, run_concurrently, run_with_limit, sp
 from cohort.base.trees import copy_value
 from cohort.base.world import ALONE, World
 from cohort.errors import CohortError, RewardError
-from cohort.rewards.call import RewardCall, Signature, TrainerState, call_reward, extract_answers
+from cohort.rewards.call import (
+    Answered,
+    Failed,
+    RewardCall,
+    RewardEntry,
+    Signature,
+    TrainerState,
+    call_reward,
+    extract_answers,
+    is_plain,
+)
 from cohort.rewards.contract import (
     Bound,
     RewardPart,
@@ -37,40 +48,50 @@ from cohort.rewards.contract import (
     column_names,
     find_unusable_rows,
 )
-from cohort.rewards.entries import Answered, Failed, RewardEntry, is_plain
-from cohort.rewards.listening import EarlyPart, Hear, Heard, is_worth_telling
+from cohort.rewards.early_scoring import EarlyPart, EarlyScoring, OnCompletion, is_worth_starting
+from cohort.rewards.outcomes import add_answers, check_faults, measure_rewards, sum_parts
 from cohort.rewards.pool import HelperPool, LoadFailed, Worker
-from cohort.rewards.shares import JudgedShare, find_own_rows, join_verdicts
-from cohort.rewards.singles import Progress, Singles, spread_rows
-from cohort.rewards.summing import add_answers, check_faults, measure_rewards, sum_parts
+from cohort.rewards.retry_one_by_one import Progress, retry_one_by_one
 from cohort.types import Completion, Prompt
 from cohort_verify.sandbox import JailUnavailable, find_tier
 from cohort_verify.workers import ProcessEnded
 
 if TYPE_CHECKING:
-    from cohort.recipe.schema import RewardConfig
+    from cohort.recipe.schema import Recipe, RewardConfig
 
 logger = logging.getLogger(__name__)
 
 ASYNC_SINGLES = 16
-"""Single calls of an async function in the trainer that wait side by side."""
+"""Concurrent calls for single completions of an async function in the trainer."""
+
+
+@dataclass(frozen=True)
+class ScoredShare:
+    """The parts' results for one rank's share of the completions."""
+
+    verdicts: list[Verdicts]
+    """One for each part."""
+    answers: list[str | None]
+    failed_extracts: int
 
 
 class RewardRunner:
     """Runs the parts of the reward over the completions of a step.
 
-    The recipe has seen to it that each has a name of its own and at most one decides success.
+    The recipe guarantees that each part has its own name and that at most one decides success.
     """
 
     def __init__(
         self, parts: Sequence[RewardPart], workers: int = 2, max_fault_share: float = 0.1, place: str = "rewards"
     ) -> None:
-        """place: of the parts in the recipe."""
+        """place: key of the parts in the recipe."""
         if not parts:
             raise RewardError("rewards: at least one part is needed.")
         self.parts = tuple(parts)
+        self.sets: Mapping[str, RewardRunner] = {}
+        """Runners of the evaluation sets that have their own rewards. They share this runner's workers."""
         self.notes: list[str] = []
-        """What the user should know of where functions run; each is also logged once."""
+        """Messages to the user about where functions run; each is also logged once."""
         self._bound = [bind_function(part, f"{place}.{index}") for index, part in enumerate(parts)]
         self._outcome = next((i for i, part in enumerate(parts) if part.outcome), 0)
         self._workers, self._max_fault_share = workers, max_fault_share
@@ -78,12 +99,12 @@ class RewardRunner:
         self._started = self._closed = False
         self._loop, self._one_by_one = LoopThread("async rewards"), threading.Lock()
         self.world = ALONE
-        """The processes that judge together, each the completions of its share of the prompts."""
+        """The ranks that share the scoring; each scores the completions of its share of the prompts."""
         self.on_progress: Callable[[str, int, int], None] | None = None
-        """Told (part, completions judged, completions) from the threads that judge, as the parts get on."""
+        """Receives (part, completions scored, completions) from the scoring threads."""
         self.on_sampled: Callable[[int, int], None] | None = None
-        """Told (completions sampled, completions) where parts judge meanwhile."""
-        self._heard: Heard | None = None
+        """Receives (completions sampled, completions) during early scoring."""
+        self._early: EarlyScoring | None = None
 
     @classmethod
     def from_recipe(
@@ -93,7 +114,7 @@ class RewardRunner:
         max_fault_share: float = 0.1,
         place: str = "rewards",
     ) -> Self:
-        """`functions` gives the callables behind names of the Python API, such as "python:correct"."""
+        """The runner of these parts. `functions`: the callables behind names of the Python API, such as "python:correct"."""
         from cohort.recipe.rules import name_reward
 
         found = [(functions or {}).get(part.function, part.function) for part in parts]
@@ -103,12 +124,26 @@ class RewardRunner:
         ]
         return cls(made, max_fault_share=max_fault_share, place=place)
 
+    @classmethod
+    def for_run(cls, recipe: Recipe, functions: Mapping[str, Callable[..., Any]] | None = None) -> Self:
+        """The runner of a recipe's rewards, with those of its evaluation sets."""
+        share, evaluation = recipe.train.max_fault_share, recipe.evaluation
+        runner = cls.from_recipe(recipe.rewards, functions, share)
+        runner.sets = {
+            name: cls.from_recipe(one.rewards, functions, share, f"evaluation.sets.{name}.rewards")
+            for name, one in evaluation.sets.items()
+            if one.rewards and evaluation.samples
+        }
+        for one in runner.sets.values():
+            one._pool, one.notes = runner._pool, runner.notes
+        return runner
+
     # -----------------------------------------------------------------------------------------------------------------
-    # Life
+    # Start and end
     # -----------------------------------------------------------------------------------------------------------------
 
     def start(self) -> Self:
-        """Start the workers and have them import the functions: a name that cannot be imported is an error here."""
+        """Start the workers and import the functions in them. RewardError for a name that cannot be imported."""
         if self._closed:
             raise RewardError("The reward runner is closed.")
         if self._started:
@@ -124,25 +159,27 @@ class RewardRunner:
                 if bound.spec is None:
                     bound.signature = Signature.read(bound.load_here())
                 check_args(bound)
-            # A part holds at most `workers` of them, so with one more than all the others can hold, none ever waits.
+            # A part uses at most `workers` of them, so with one more than all the other parts can use, none ever waits.
             parts = sum(bound.spec is not None for bound in remote)
             self._pool.grow((parts - 1) * self._workers + 1)
+            for runner in self.sets.values():
+                runner.start()
         except BaseException:
             self.close()
             raise
         return self
 
     def _warm_up(self, remote: Sequence[Bound]) -> None:
-        """Have one worker import everything; a function whose import kills the worker is met by the next one."""
+        """Import every function in one worker; if an import kills it, the next worker continues."""
         todo = list(remote)
         while todo:
             with self._pool.borrow() as worker:
                 while todo and worker.alive:
-                    self._introduce(worker, todo.pop(0))
+                    self._load(worker, todo.pop(0))
 
-    def _introduce(self, worker: Worker, bound: Bound) -> None:
+    def _load(self, worker: Worker, bound: Bound) -> None:
         spec = bound.spec
-        if spec is None:  # another worker has found that it must stay here
+        if spec is None:  # another worker has found that it must run in the trainer
             return
         try:
             bound.signature = Signature(**worker.load(spec, bound.memory_mb))
@@ -154,10 +191,12 @@ class RewardRunner:
                 raise RewardError(f"{bound.place}.function: {problem}") from None
             bound.spec = None
             self._note(
-                f"reward {bound.name!r} runs in the trainer, for a worker {problem} Over its time limit it stops the run."
+                f"reward {bound.name!r} runs in the trainer, since a worker {problem} Its time limit then stops the run."
             )
 
     def close(self) -> None:
+        for runner in self.sets.values():
+            runner.close()
         self._closed = True
         self._pool.close()
         self._loop.close()
@@ -168,34 +207,37 @@ class RewardRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def worker_pids(self) -> list[int]:
-        return self._pool.pids
+    def for_set(self, name: str) -> RewardRunner:
+        """The runner that scores an evaluation set."""
+        own = self.sets.get(name, self)
+        own.world, own.on_progress = self.world, self.on_progress
+        return own
 
     @property
     def has_answers(self) -> bool:
-        """Whether the outcome part exposes the answer it compares: without it there is nothing to vote on."""
+        """Whether the outcome part extracts answers, which majority votes need."""
         return self.start()._bound[self._outcome].signature.has_extract
 
     @property
     def needs_jail(self) -> bool:
-        """Whether a part hands model text to the jail of this machine."""
-        return any(bound.signature.jailed for bound in self.start()._bound)
+        """Whether a part passes model text to this machine's jail."""
+        own = any(bound.signature.jailed for bound in self.start()._bound)
+        return own or any(runner.needs_jail for runner in self.sets.values())
 
     @property
     def jail(self) -> str:
-        """The jail that untrusted text of this run goes to; empty if no part needs one, or there is none."""
+        """Name of the jail for this run's untrusted text; empty if no part needs one, or the machine has none."""
         with contextlib.suppress(JailUnavailable):
             return find_tier().name if self.needs_jail else ""
         return ""
 
     def check_columns(self, prompts: Sequence[Prompt]) -> None:
-        """RewardError where a part needs a column that none of these rows has: then every call of it would fail."""
+        """Raise RewardError if a part needs a column that none of these rows has."""
         for bound in self.start()._bound:
             check_columns(bound, column_names(prompts))
 
     def find_unusable(self, prompts: Sequence[Prompt]) -> dict[str, list[tuple[int, str]]]:
-        """By part: (number of the row, why it can never be scored), for parts that can tell beforehand."""
+        """By part: (number of the row, why it can never be scored), for parts that can tell before a run."""
         found = {bound.name: find_unusable_rows(bound, prompts) for bound in self.start()._bound}
         return {name: problems for name, problems in found.items() if problems}
 
@@ -208,24 +250,23 @@ class RewardRunner:
     # Scoring
     # -----------------------------------------------------------------------------------------------------------------
 
-    def listen(self, prompts: Sequence[Prompt], *, step: int, num_steps: int) -> Hear | None:
-        """Whom to tell of completions as they are sampled, by their places among `prompts`; the next `score` is of all of them.
+    def start_early_scoring(self, prompts: Sequence[Prompt], *, step: int, num_steps: int) -> OnCompletion | None:
+        """Start scoring while completions are sampled. The engine passes each to the returned function; call `score` with all of them.
 
-        None where no part would begin before all are there: those that may look at the whole batch, those that are done in a moment,
-        and those that would only take turns with the engine in this process.
+        None if no part can start early: parts that may read the whole batch, parts that take no time, and parts that would only
+        compete with the engine for this process.
         """
         own, state = find_own_rows(self.world, prompts), TrainerState.for_step(step, num_steps)
-        heard = Heard(prompts[own], own.start, column_names(prompts), state, self.on_sampled)
-        everything = range(len(heard.prompts))
+        early = EarlyScoring(prompts[own], own.start, column_names(prompts), state, self.on_sampled)
+        rows = range(len(early.prompts))
         self._pool.terminal.refill()
-        for bound in filter(is_worth_telling, self.start()._bound):
-            in_worker = self._fits_worker(bound, heard.collect_batch(everything).make_call(bound, everything))
+        for bound in filter(is_worth_starting, self.start()._bound):
+            in_worker = self._fits_worker(bound, early.collect_batch(rows).make_call(bound, rows))
             if in_worker or bound.signature.supervised or bound.signature.is_async:
-                judged = Progress(bound.name, len(everything), self.on_progress)
-                call = functools.partial(self._call, bound, in_worker, judged)
-                heard.parts.append(EarlyPart(bound, heard, call, in_worker, self._workers if in_worker else 1))
-        self._heard = heard if heard.parts else None
-        return heard.hear if heard.parts else None
+                call = functools.partial(self._call, bound, in_worker, Progress(bound.name, len(rows), self.on_progress))
+                early.parts.append(EarlyPart(bound, early, call, in_worker, self._workers if in_worker else 1))
+        self._early = early if early.parts else None
+        return early.add if early.parts else None
 
     def score(
         self,
@@ -236,7 +277,7 @@ class RewardRunner:
         num_steps: int,
         world: World | None = None,
     ) -> Scored:
-        """One outcome per completion; prompts[i] is the prompt of completions[i]. world: who judges, if not all processes together."""
+        """One outcome per completion; prompts[i] is the prompt of completions[i]. world: the ranks that share the work, if not all."""
         if len(prompts) != len(completions):
             raise ValueError(f"{len(prompts)} prompts for {len(completions)} completions: one prompt each is expected")
         self.start()
@@ -248,11 +289,11 @@ class RewardRunner:
         world = world or self.world
         own = find_own_rows(world, prompts)
         batch = ScoringBatch.collect(prompts[own], completions[own], columns, state)
-        heard, self._heard = self._heard, None
-        early = heard.find_parts(prompts[own], completions[own]) if heard else {}
-        with self._one_by_one:  # what is scored ahead and an evaluation take turns
-            shares = world.compute(lambda: [self._judge(batch, early)])
-        verdicts = [join_verdicts(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
+        started, self._early = self._early, None
+        early = started.find_parts(prompts[own], completions[own]) if started else {}
+        with self._one_by_one:  # scoring of the next step and an evaluation take turns
+            shares = world.compute(lambda: [self._score_share(batch, early)])
+        verdicts = [Verdicts.join(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
         outcomes = sum_parts(self._bound, self._outcome, by_row, [len(completion.text) for completion in completions])
         check_faults(self._bound, outcomes, verdicts, self._max_fault_share)
@@ -260,19 +301,19 @@ class RewardRunner:
         failed_extracts = sum(share.failed_extracts for share in shares)
         return Scored(outcomes, measure_rewards(self._bound, outcomes, verdicts, failed_extracts))
 
-    def _judge(self, batch: ScoringBatch, early: Mapping[str, EarlyPart]) -> JudgedShare:
-        """What all parts say of these completions, and the answers in them."""
+    def _score_share(self, batch: ScoringBatch, early: Mapping[str, EarlyPart]) -> ScoredShare:
+        """All parts' verdicts on these completions, and the extracted answers."""
         if not batch.texts:
-            return JudgedShare([Verdicts([]) for _ in self._bound], [], 0)
+            return ScoredShare([Verdicts([]) for _ in self._bound], [], 0)
         if not early:
             self._pool.terminal.refill()
         verdicts = run_concurrently(
-            [functools.partial(self._run_part, bound, batch, early.get(bound.name)) for bound in self._bound]
+            [functools.partial(self._score_part, bound, batch, early.get(bound.name)) for bound in self._bound]
         )
-        return JudgedShare(verdicts, *self._extract(self._bound[self._outcome], batch, verdicts[self._outcome]))
+        return ScoredShare(verdicts, *self._extract(self._bound[self._outcome], batch, verdicts[self._outcome]))
 
-    def _run_part(self, bound: Bound, batch: ScoringBatch, early: EarlyPart | None) -> Verdicts:
-        """What was judged while others were sampled; else the whole batch, and where that raised, hung or crashed, completion by completion."""
+    def _score_part(self, bound: Bound, batch: ScoringBatch, early: EarlyPart | None) -> Verdicts:
+        """One part's verdicts: from early scoring, or from batch calls, of which the failed ones are retried one by one."""
         started, count = time.monotonic(), len(batch.texts)
         verdicts, everything = Verdicts([RewardEntry()] * count), range(count)
         if early is not None:
@@ -280,57 +321,53 @@ class RewardRunner:
                 return verdicts
             self._note(f"reward {bound.name!r}: from now on it is called once all completions are sampled ({early.problem}).")
         in_worker = early.in_worker if early else self._fits_worker(bound, batch.make_call(bound, everything))
-        judged = Progress(bound.name, count, self.on_progress)
-
-        def call(rows: Sequence[int]) -> Answered | Failed:
-            return self._call(bound, in_worker, judged, batch.make_call(bound, rows))
-
-        chunks = split_evenly(count, self._workers) if in_worker and bound.signature.per_completion else [list(range(count))]
+        call = functools.partial(self._call, bound, in_worker, Progress(bound.name, count, self.on_progress), batch)
+        chunks = split_evenly(count, self._workers) if in_worker and bound.signature.per_completion else [list(everything)]
         retry: list[int] = []
         for rows, reply in zip(chunks, run_concurrently([functools.partial(call, rows) for rows in chunks]), strict=True):
             if isinstance(reply, Answered) or reply.has_wrong_form:
                 verdicts.add(rows, reply)
                 bound.limits_in_a_row = 0
-            else:
-                retry += rows
-                verdicts.retry_detail = verdicts.retry_detail or reply.detail
-                self._note_retry(bound, reply)
+                continue
+            retry += rows
+            verdicts.retry_detail = verdicts.retry_detail or reply.detail
+            if not bound.retry_noted and not self._closed:  # closing ends the workers in the middle of a call
+                bound.retry_noted = True
+                reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
+                self._note(f"reward {bound.name!r}: a batch call failed; retrying one completion at a time ({reason}).")
         if retry:
-            some = len(retry) < count
             side_by_side = self._workers if in_worker else ASYNC_SINGLES if bound.signature.is_async else 1
-            Singles(bound, call, verdicts, some, self._max_fault_share * count).call_each(spread_rows(retry), side_by_side)
+            answered = len(retry) < count
+            retry_one_by_one(bound, call, verdicts, retry, side_by_side, answered, self._max_fault_share * count)
         verdicts.retried, verdicts.seconds = len(retry), time.monotonic() - started
         bound.seconds = verdicts.seconds
         return verdicts
 
-    def _call(self, bound: Bound, in_worker: bool, judged: Progress, call: RewardCall) -> Answered | Failed:
-        reply = self._call_in_worker(bound, call) if in_worker else self._call_here(bound, call, judged.count_one)
-        if isinstance(reply, Answered):
-            judged.count_call(len(call.lengths))
-        return reply
-
-    def _note_retry(self, bound: Bound, reply: Failed) -> None:
-        """Said once per part: the metric `retried` tells how often."""
-        if not bound.retry_noted and not self._closed:  # whoever closes ends the workers, in the middle of a call
-            bound.retry_noted = True
-            reason = (reply.detail.strip().splitlines() or [reply.kind])[-1]
-            self._note(f"reward {bound.name!r}: a call for many completions failed and was repeated one by one ({reason}).")
-
     def _fits_worker(self, bound: Bound, call: RewardCall) -> bool:
-        """Whether the call can be put into JSON without changing a value."""
+        """Whether JSON can carry the call to a worker without changing a value."""
         if bound.spec is None:
             return False
-        foreign = [
+        changed = [
             f"args.{name}" if name in bound.part.args else name
             for name, value in call.arguments.items()
             if name not in ("completions", "completion_ids") and not is_plain(value)
         ]
-        if foreign:
+        if changed:
             self._note(
-                f"reward {bound.name!r} runs in the trainer: JSON cannot carry {', '.join(foreign)} to a worker as it is. "
-                "Over its time limit it stops the run."
+                f"reward {bound.name!r} runs in the trainer: JSON cannot carry {', '.join(changed)} to a worker unchanged. "
+                "Its time limit then stops the run."
             )
-        return not foreign
+        return not changed
+
+    def _call(
+        self, bound: Bound, in_worker: bool, progress: Progress, batch: ScoringBatch, rows: Sequence[int]
+    ) -> Answered | Failed:
+        """Call the part's function for these completions."""
+        call = batch.make_call(bound, rows)
+        reply = self._call_in_worker(bound, call) if in_worker else self._call_here(bound, call, progress.count_one)
+        if isinstance(reply, Answered):
+            progress.count_call(len(rows))
+        return reply
 
     def _call_in_worker(self, bound: Bound, call: RewardCall) -> Answered | Failed:
         assert bound.spec is not None
@@ -341,7 +378,7 @@ class RewardRunner:
                 except LoadFailed as problem:
                     raise RewardError(f"{bound.place}.function: a new worker could not import it. {problem}") from None
                 reply = worker.call_reward(bound.spec, call, bound.part.timeout_s)
-            # One that was called before may be full of what others left there: a fresh one decides.
+            # Memory of earlier calls may have filled a used worker: try again in a fresh one.
             if not (isinstance(reply, Failed) and reply.kind == "memory" and worker.calls > 1):
                 return reply
 
@@ -357,13 +394,13 @@ class RewardRunner:
         except TimeoutError:
             raise RewardError(
                 f"reward {bound.name!r}: no answer within timeout_s = {bound.part.timeout_s:g} s for {len(call.lengths)} completions. "
-                "It runs in a thread of the trainer, which cannot be stopped, so the run cannot go on. Put the function at "
-                'the top level of a module of its own (and name it "module:function"): it then runs in a worker process '
+                "It runs in a thread of the trainer, which cannot be stopped, so the run cannot continue. Move the function to "
+                'the top level of its own module (and name it "module:function"): it then runs in a worker process '
                 "that is killed at the limit. Or raise timeout_s."
             ) from None
 
     def _extract(self, bound: Bound, batch: ScoringBatch, verdicts: Verdicts) -> tuple[list[str | None], int]:
-        """The compared answers, of completions the outcome part could read. Never at the cost of a score."""
+        """(the compared answers, failed extractions), for completions without a fault. Failures never change a score."""
         answers: list[str | None] = [None] * len(batch.texts)
         failed = 0
         rows = [row for row, entry in enumerate(verdicts.entries) if entry.fault is None]
@@ -380,7 +417,7 @@ class RewardRunner:
         return answers, failed
 
     def _extract_chunk(self, bound: Bound, texts: list[str], in_worker: bool) -> tuple[list[str | None], int]:
-        """(answers, how many extractions failed), from one call: all of them where it gave nothing."""
+        """(answers, failed extractions) of one call; all failed if the call did."""
         args, limit_s = bound.part.args, bound.part.timeout_s
         try:
             if not in_worker:
@@ -392,8 +429,15 @@ class RewardRunner:
             if len(answers) == len(texts) and all(isinstance(answer, str | None) for answer in answers):
                 return list(answers), int(failed)
         except TimeoutError:
-            bound.extracts = False  # its thread is still running; a second one would not fare better
-            self._note(f"reward {bound.name!r}: extract ran over the time limit and is not called again in this run.")
+            bound.extracts = False  # its thread is still running; another one would hang too
+            self._note(f"reward {bound.name!r}: extract exceeded the time limit and is not called again in this run.")
         except (LoadFailed, ProcessEnded, TypeError, ValueError):
             pass
         return [None] * len(texts), len(texts)
+
+
+def find_own_rows(world: World, prompts: Sequence[Prompt]) -> slice:
+    """The completions that this rank scores: whole groups, whose prompts are adjacent."""
+    starts = [row for row, prompt in enumerate(prompts) if row == 0 or prompt is not prompts[row - 1]] + [len(prompts)]
+    block = world.block(len(starts) - 1)
+    return slice(starts[block.start], starts[block.stop])

@@ -12,10 +12,10 @@ from test_rewards_runner import completion, prompt
 from cohort.base.world import World
 from cohort.engine.requests import sample_groups
 from cohort.errors import EngineError, RewardError
-from cohort.rewards import listening
-from cohort.rewards.base import RewardRunner
+from cohort.rewards import early_scoring
+from cohort.rewards.call import RewardEntry
 from cohort.rewards.contract import RewardPart, Scored, Verdicts
-from cohort.rewards.entries import RewardEntry
+from cohort.rewards.runner import RewardRunner
 from cohort.session import resume
 from cohort.types import NoiseKey, Request, Sampling
 from session_tools import differences, rows_of, train_tiny
@@ -60,7 +60,7 @@ for one in (tell_all, raise_on_one, forget_one, log_badly, log_sometimes):
 
 @pytest.fixture(autouse=True)
 def _tell_everybody(monkeypatch):
-    monkeypatch.setattr(listening, "WORTH_S", 0.0)
+    monkeypatch.setattr(early_scoring, "LEAST_S", 0.0)
 
 
 def without_seconds(scored: Scored) -> tuple[Any, ...]:
@@ -73,7 +73,7 @@ def make_prompts(count: int = len(TEXTS)):
 
 def run_step(runner: RewardRunner, prompts, completions, order) -> Scored:
     """What a step does; with an order, told of each completion in it. Rows of it can be missing."""
-    hear = runner.listen(prompts, step=1, num_steps=10) if order is not None else None
+    hear = runner.start_early_scoring(prompts, step=1, num_steps=10) if order is not None else None
     for row in order or ():
         assert hear is not None
         hear(row, completions[row])
@@ -98,7 +98,7 @@ def test_scored_as_they_finish_is_scored_after_everything():
     """In any order: entries, extras, verdicts, logged metrics, retries."""
     for slow, fast, runner in score_both(tell_all, [range(24), range(23, -1, -1), shuffled(1)]):
         assert fast == slow
-        assert runner._bound[0].listens
+        assert runner._bound[0].scores_early
     assert slow[1]["reward/f/verdict/long"] == 4 + 8, "of the texts with one digit, and with two"
     assert slow[1]["reward/f/letters"] == (24 + 5 * 1 + 5 * 2 + 5 * 3 + 4 * 4) / 24
 
@@ -108,8 +108,8 @@ def test_what_one_call_for_all_would_have_said_otherwise_is_asked_again(function
     """One bad row costs what it costs a call of half the batch, and the part is told no more."""
     for slow, fast, runner in score_both(function, [range(24), shuffled(2)]):
         assert fast == slow
-        assert not runner._bound[0].listens
-        assert runner.listen(make_prompts(), step=2, num_steps=10) is None
+        assert not runner._bound[0].scores_early
+        assert runner.start_early_scoring(make_prompts(), step=2, num_steps=10) is None
         assert any("once all completions are sampled" in note for note in runner.notes)
     retried = {"raise_on_one": 12.0, "log_badly": 0.0, "log_sometimes": 0.0}
     assert slow[1]["reward/f/retried"] == retried[function.__name__]
@@ -131,7 +131,7 @@ def test_completions_that_were_not_heard_of_as_they_are_do_not_count():
     with RewardRunner([RewardPart("f", tell_all)]) as runner:
         slow = without_seconds(run_step(runner, prompts, completions, None))
         assert without_seconds(run_step(runner, prompts, completions, range(23))) == slow
-        hear = runner.listen(prompts, step=1, num_steps=10)
+        hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
         for row in range(24):
             hear(row, completion("another") if row == 7 else completions[row])
         assert without_seconds(runner.score(prompts, completions, step=1, num_steps=10)) == slow
@@ -159,12 +159,12 @@ def test_only_parts_that_look_at_one_completion_at_a_time_and_elsewhere_are_told
     supervised.supervised = True  # type: ignore[attr-defined]
     functions = {"whole": whole, "here": here, "supervised": supervised, "waits": waits, "worker": tell_all}
     with RewardRunner([RewardPart(name, function) for name, function in functions.items()]) as runner:
-        assert runner.listen(make_prompts(), step=1, num_steps=10) is not None
-        assert [part.bound.name for part in runner._heard.parts] == ["supervised", "waits", "worker"]
-        assert [part.side_by_side for part in runner._heard.parts] == [1, 1, 2]
+        assert runner.start_early_scoring(make_prompts(), step=1, num_steps=10) is not None
+        assert [part.bound.name for part in runner._early.parts] == ["supervised", "waits", "worker"]
+        assert [part.side_by_side for part in runner._early.parts] == [1, 1, 2]
         run_step(runner, make_prompts(), [completion(text) for text in TEXTS], range(24))
-        monkeypatch.setattr(listening, "WORTH_S", 1e9)
-        assert runner.listen(make_prompts(), step=1, num_steps=10) is None, "a part that is done in a moment"
+        monkeypatch.setattr(early_scoring, "LEAST_S", 1e9)
+        assert runner.start_early_scoring(make_prompts(), step=1, num_steps=10) is None, "a part that is done in a moment"
 
 
 def test_judging_begins_while_others_are_sampled_and_is_never_two_calls_at_once():
@@ -184,7 +184,7 @@ def test_judging_begins_while_others_are_sampled_and_is_never_two_calls_at_once(
     with RewardRunner([RewardPart("f", slow)]) as runner:
         runner.on_sampled = lambda done, total: told.append((done, total))
         runner.on_progress = lambda part, done, total: told.append((part, done, total))
-        hear = runner.listen(prompts, step=1, num_steps=10)
+        hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
         hear(5, completions[5])
         assert begun.wait(60), "it is judged although nothing else is sampled"
         for row in range(24):
@@ -206,10 +206,10 @@ def test_each_process_hears_of_its_own():
     prompts = [one for one in make_prompts(6) for _ in range(4)]
     with RewardRunner([RewardPart("f", tell_all)]) as runner:
         runner.world = Second()
-        hear = runner.listen(prompts, step=1, num_steps=10)
+        hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
         for row in range(24):
             hear(row, completion(TEXTS[row]))
-        heard = runner._heard
+        heard = runner._early
         assert heard.completions == {row: completion(TEXTS[12 + row]) for row in range(12)}
         (early,) = heard.find_parts(prompts[12:], [completion(text) for text in TEXTS[12:]]).values()
         verdicts = Verdicts([RewardEntry()] * 12)
@@ -242,24 +242,24 @@ def test_places_are_those_of_all_groups_laid_flat():
 def test_a_run_is_the_same_whoever_is_told(tmp_path, monkeypatch, refill_rounds):
     """Weights, metrics, rollouts and evaluations; with and without dynamic sampling, and resumed after an end amid the sampling."""
     heard: list[int] = []
-    find_parts = listening.Heard.find_parts
+    find_parts = early_scoring.EarlyScoring.find_parts
 
     def note(self, *given):
         found = find_parts(self, *given)
         heard.append(len(found))
         return found
 
-    monkeypatch.setattr(listening.Heard, "find_parts", note)
+    monkeypatch.setattr(early_scoring.EarlyScoring, "find_parts", note)
     words = {"algorithm.refill_rounds": refill_rounds, "algorithm.overlong_share": 0.5}
     early = train_tiny(tmp_path, "early", **words).folder
     rounds = sum(row.get("rollout/rounds", 1) for row in rows_of(early))
     assert heard == [1] * int(rounds)
-    monkeypatch.setattr(listening, "WORTH_S", 1e9)
+    monkeypatch.setattr(early_scoring, "LEAST_S", 1e9)
     late = train_tiny(tmp_path, "late", **words).folder
     assert len(heard) == rounds
     assert differences(early, late) == []
-    monkeypatch.setattr(listening, "WORTH_S", 0.0)
-    hear, told = listening.Heard.hear, []
+    monkeypatch.setattr(early_scoring, "LEAST_S", 0.0)
+    hear, told = early_scoring.EarlyScoring.add, []
 
     def end_amid(self, place, one):
         told.append(place)
@@ -267,7 +267,7 @@ def test_a_run_is_the_same_whoever_is_told(tmp_path, monkeypatch, refill_rounds)
             raise EngineError("the engine is gone")
         hear(self, place, one)
 
-    monkeypatch.setattr(listening.Heard, "hear", end_amid)
+    monkeypatch.setattr(early_scoring.EarlyScoring, "add", end_amid)
     with pytest.raises(EngineError, match="gone"):
         train_tiny(tmp_path, "ended", **words)
     assert differences(resume(tmp_path / "ended").folder, late) == []
