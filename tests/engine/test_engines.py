@@ -437,7 +437,7 @@ def test_a_limit_for_every_completion(limits):
 class EagerSteps:
     """What graphs.GraphedSteps does, without graphs."""
 
-    def __init__(self, watched=True):
+    def __init__(self, detect_waits=True):
         self.step, self.graphs = None, {}
 
     def run(self, rows, times):
@@ -471,19 +471,19 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
 
 @pytest.mark.parametrize("captured", [{}, {1: None}])
 def test_a_concurrent_engine_tries_graphs_before_other_work_starts(monkeypatch, captured):
-    """Later the monitor for waits would also report those of other threads."""
+    """Later the check for waits would also report those of other threads."""
 
     class TrialSteps(EagerSteps):
-        def __init__(self, watched=True):
-            super().__init__(watched)
+        def __init__(self, detect_waits=True):
+            super().__init__(detect_waits)
             self.graphs = captured
 
     monkeypatch.setattr(local_engine_module, "GraphedSteps", TrialSteps)
     monkeypatch.setattr(local_engine_module, "has_kernels", lambda device: True)
     engine = LocalEngine(EngineSetup(make_model(), text_of, 4, concurrent=True))
-    assert (engine.cuda_graphs, engine.watches_graphs, engine.workspace) == (bool(captured), False, None)
+    assert (engine.cuda_graphs, engine.detects_waits, engine.workspace) == (bool(captured), False, None)
     alone = LocalEngine(EngineSetup(make_model(), text_of, 4))
-    assert (alone.cuda_graphs, alone.watches_graphs, alone.last) == (True, True, {})
+    assert (alone.cuda_graphs, alone.detects_waits, alone.last) == (True, True, {})
 
 
 # ---------------------------------------------------------------------------------------------------------------------

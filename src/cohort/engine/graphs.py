@@ -5,8 +5,8 @@ captured for a *bucket* of rows when that many rows are first live. It always us
 own parameters), so it stays valid after an optimizer step, and it is dropped when any of that memory moves.
 
 A step that makes the host wait cannot be captured (for example experts that look up their tokens on the host), and a failed capture
-leaves the stream and the allocator in an undefined state. The first step therefore runs outside a graph and is monitored for waits. If it
-has any, steps are launched one by one. The monitor covers the whole process, so where other threads use the GPU, the check is made
+leaves the stream and the allocator in an undefined state. The first step therefore runs outside a graph and is checked for waits. If it
+has any, steps are launched one by one. The check covers the whole process, so where other threads use the GPU, it is made
 beforehand (EngineSetup.concurrent).
 """
 
@@ -32,14 +32,14 @@ def round_to_bucket(live: int, slots: int) -> int:
 
 
 class GraphedSteps:
-    def __init__(self, watched: bool = True) -> None:
-        """watched: check first steps for waits; otherwise they are known to have none."""
+    def __init__(self, detect_waits: bool = True) -> None:
+        """detect_waits: check first steps for waits; otherwise they are known to have none."""
         self.step: Callable[[int], None] | None = None
         """Decodes one token for the first rows. It reads only memory that does not move, and stores the tokens last."""
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.waits = 0
-        self.watched = watched
+        self.detect_waits = detect_waits
 
     def run(self, rows: int, times: int) -> None:
         assert self.step is not None
@@ -61,7 +61,7 @@ class GraphedSteps:
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             try:
-                with forbid_waits() if self.watched else nullcontext():
+                with forbid_waits() if self.detect_waits else nullcontext():
                     self.step(rows)
             except RuntimeError as problem:
                 if WAITING not in str(problem):

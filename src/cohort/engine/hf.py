@@ -6,12 +6,11 @@ against it, and it serves models that they cannot serve exactly.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
+from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, choose_tokens, sampling_mode
 from cohort.ops.noise import make_gumbel, make_row_key
@@ -22,7 +21,7 @@ def make_hf(setup: EngineSetup) -> tuple[HFEngine, str]:
     return HFEngine(setup), "engine hf: the model's own forward for every token (slow, the reference)"
 
 
-class HFEngine:
+class HFEngine(Engine):
     name = "hf"
     slots = 0
 
@@ -69,12 +68,3 @@ class HFEngine:
                 break
         text = self.decode([*request.prefix_ids, *token_ids])
         return join_prefix(request, Completion(tuple(token_ids), tuple(logprobs), end, text), self.version)
-
-    def choose_slots(self, longest: int) -> int:
-        return 0
-
-    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.version = version
-
-    def close(self) -> None:
-        pass

@@ -68,8 +68,8 @@ class LocalEngine(SlotEngine):
         # The host looks up length-dependent rotary frequencies, and a graph cannot wait for the host.
         graphs = setup.cuda_graphs and has_kernels(setup.model.device)
         self.cuda_graphs = graphs and not list(list_length_dependent(setup.model))
-        self.watches_graphs = True
-        """Whether first steps are monitored for waits. The monitor covers the whole process, so other GPU work must not run meanwhile."""
+        self.detects_waits = True
+        """Whether first steps are checked for waits. The check covers the whole process, so other GPU work must not run meanwhile."""
         self.memory = DecodeMemory()
         self.compiled: NativeOperations | None = None
         self.why_not_native = ""
@@ -80,7 +80,7 @@ class LocalEngine(SlotEngine):
             self.generate(
                 [Request(Prompt(0, "", {}, (0,)), 0, 0)], Sampling(1, 1.0, TRIAL_TOKENS, ()), NoiseKey(0, "preflight", 0)
             )
-            self.cuda_graphs, self.watches_graphs = self.last["graphs"] > 0, False
+            self.cuda_graphs, self.detects_waits = self.last["graphs"] > 0, False
             self.close()
 
     @property
@@ -183,7 +183,7 @@ class LocalEngine(SlotEngine):
         decoder = self._make_decoder(self.fused, rows, length)
         noise = make_gumbel if self.compiled is None else self.compiled.native.make_gumbel
         state = SlotState(rows, completions, sampling, device, columns, noise)
-        steps = GraphedSteps(self.watches_graphs) if self.cuda_graphs else None
+        steps = GraphedSteps(self.detects_waits) if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width)
 
     def _keep_or_drop(self, workspace: Workspace) -> None:
@@ -197,7 +197,7 @@ class LocalEngine(SlotEngine):
             self.workspace = workspace
 
 
-class SnapshotEngine:
+class SnapshotEngine(Engine):
     """Runs `engine` over `policy`, a frozen copy that nothing else reads or writes, while the policy itself is trained.
 
     Engines that read the policy's own parameters cannot sample in one thread while another thread changes them. Here only `sync`
@@ -206,7 +206,7 @@ class SnapshotEngine:
 
     def __init__(self, policy: Policy, engine: Engine) -> None:
         self.policy, self.engine = policy, engine
-        self.name, self.slots, self.choose_slots, self.close = engine.name, engine.slots, engine.choose_slots, engine.close
+        self.name, self.slots, self.last = engine.name, engine.slots, engine.last
         device = policy.device
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         """A separate stream: on the training stream each side would wait for the other's kernels."""
@@ -215,20 +215,22 @@ class SnapshotEngine:
     def capabilities(self) -> Capabilities:
         return replace(self.engine.capabilities, shares_weights=False)
 
-    @property
-    def last(self) -> dict[str, float]:
-        return self.engine.last
-
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
     ) -> list[Completion]:
-        if self.stream is None:
-            return self.engine.generate(requests, sampling, noise, on_finish)
-        with (
-            torch.cuda.device(self.stream.device),
-            torch.cuda.stream(self.stream),
-        ):  # a new thread has the first GPU's default stream
-            return self.engine.generate(requests, sampling, noise, on_finish)
+        with ExitStack() as stack:
+            if self.stream is not None:  # a new thread has the first GPU's default stream
+                stack.enter_context(torch.cuda.device(self.stream.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
+            completions = self.engine.generate(requests, sampling, noise, on_finish)
+        self.last = self.engine.last
+        return completions
+
+    def choose_slots(self, longest: int) -> int:
+        return self.engine.choose_slots(longest)
+
+    def close(self) -> None:
+        self.engine.close()
 
     @torch.no_grad()
     def sync(self, weights: Mapping[str, Tensor], version: int) -> None:

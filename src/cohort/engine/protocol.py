@@ -97,14 +97,13 @@ class Engine(Protocol):
     name: str
     slots: int
     """Completions decoded in parallel; 0: the engine chooses, or has no slots."""
+    version: int
+    """Policy version of the weights."""
+    last: dict[str, float]
+    """Figures of the last call, for the metrics."""
 
     @property
     def capabilities(self) -> Capabilities: ...
-
-    @property
-    def last(self) -> dict[str, float]:
-        """Figures of the last call, for the metrics."""
-        ...
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
@@ -112,15 +111,14 @@ class Engine(Protocol):
 
     def choose_slots(self, longest: int) -> int:
         """How many completions of `longest` tokens, prompts included, to decode in parallel; 0 for an engine without slots."""
-        ...
+        return 0
 
     def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
         """Sample with these weights from now on: the policy's own parameters by name, and their number of updates.
 
         Called before sampling whenever the policy may have changed. An engine that shares the weights only stores the version.
         """
-        ...
+        self.version = version
 
     def close(self) -> None:
         """Free everything except the policy's weights. `generate` may be called again."""
-        ...

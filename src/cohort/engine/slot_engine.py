@@ -6,7 +6,7 @@ A subclass provides the decoder (`_make_workspace`), the size of a slot (`_count
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 
 import numpy as np
@@ -14,7 +14,7 @@ import psutil
 import torch
 from torch import Tensor
 
-from cohort.engine.protocol import EngineSetup, OnFinish
+from cohort.engine.protocol import Engine, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, sampling_mode
 from cohort.engine.scheduler import Decoding, SlotState, Work, Workspace
@@ -34,8 +34,7 @@ SAMPLER_FLOATS = 6
 """Arrays of [slots, V] 4-byte numbers that exist at once while sampling (logits, scaled, noise, hash)."""
 
 
-class SlotEngine:
-    name: str
+class SlotEngine(Engine):
     parts: SplitModel
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -154,12 +153,6 @@ class SlotEngine:
 
     def choose_slots(self, longest: int) -> int:
         return self.fit_slots(longest, MOST_SLOTS[self.model.device.type])
-
-    def close(self) -> None:
-        pass
-
-    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.version = version
 
     def check_requests(self, requests: Sequence[Request], sampling: Sampling) -> None:
         prompts = [request.prompt for request in requests]

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from cohort.base.http import run_in_loop
 from cohort.base.text import make_printable
-from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
+from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_request
 from cohort.engine.vllm.checks import ROUNDING, check_server, prove_server
@@ -67,7 +67,7 @@ def make_vllm(setup: EngineSetup) -> tuple[VllmEngine, str]:
     return engine, f"engine vllm: {count} server{'s' * (count > 1)}, weights {ways[setup.remote.settings.push]}"
 
 
-class VllmEngine:
+class VllmEngine(Engine):
     name = "vllm"
 
     def __init__(self, setup: EngineSetup) -> None:
@@ -81,7 +81,7 @@ class VllmEngine:
         self.fleet, self.wait_s = Fleet(addresses, settings.limit_s, self.say), settings.wait_s
         self.token = f"{PROCESS}-{next(ENGINES_MADE)}"
         self.pusher = make_pusher(self.fleet, setup.remote, self.token)
-        self.model, self.close = self.pusher.model, self.pusher.close
+        self.model = self.pusher.model
         self.config = self.policy.model.config.get_text_config()
         self.label, self.fingerprint, self.version = "", "", -1
         self.pushing = threading.Lock()
@@ -94,8 +94,8 @@ class VllmEngine:
             most_slots=SLOTS, cache_itemsize=0, keyed_noise=False, shares_weights=False, rounding=ROUNDING, swaps_in_flight=True
         )
 
-    def choose_slots(self, longest: int) -> int:
-        return 0
+    def close(self) -> None:
+        self.pusher.close()
 
     # -- weights -------------------------------------------------------------------------------------------------------
 
