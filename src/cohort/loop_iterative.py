@@ -49,7 +49,7 @@ class LearnedReward:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kept, document = self.replay.state()
-        weights = self.model.weights.make_whole(self.before_fit) if self.before_fit else self.model.weights.tensors()
+        weights = self.model.weights.gather_tensors(self.before_fit) if self.before_fit else self.model.weights.tensors()
         return add_prefix(weights, MODEL) | add_prefix(kept, REPLAY), {"replay": document, "metrics": self.metrics}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
@@ -99,7 +99,7 @@ def begin_iteration(parts: TrainingParts, state: TrainState, learned: LearnedRew
     settings, seed, started = parts.recipe.reward_model, parts.recipe.seed, time.monotonic()
     fresh = label_fresh_rollouts(parts, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
-    learned.before_fit = learned.model.weights.copy_held()
+    learned.before_fit = learned.model.weights.copy_masters()
     parts.monitors.on_message(
         f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
     )

@@ -183,7 +183,7 @@ class Session:
         agreement.compare_ranks(self.world, lambda: agreement.list_run_facts(recipe, policy.model, encoded, threads * exact))
         self._say(*agreement.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
         products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
-        policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
+        policy.set_longest(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
         state = self._make_or_restore_state(policy, weights, encoded, stream)

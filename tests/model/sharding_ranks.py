@@ -159,7 +159,7 @@ def train_shared(kind: str, mesh: DeviceMesh, *, exact: bool = True, checkpointi
         weights.join_gradients()
         held = {name: value.grad.to_local() for name, value in weights.parameters.items()}
         if not step:
-            gradients = shards.make_whole(held)
+            gradients = shards.gather_tensors(held)
         norms.append(
             float(weights.measure_norm([master.grad for master in weights.masters.values() if master.grad is not None]))
         )
@@ -171,13 +171,13 @@ def train_shared(kind: str, mesh: DeviceMesh, *, exact: bool = True, checkpointi
         before = reference.compute_logprobs(micros[0]).logprobs_M
         follows.follow(policy, 1)
         after = reference.compute_logprobs(micros[0]).logprobs_M
-        policy.hold_whole()
+        policy.gather_weights()
         plain = policy.compute_plain(micros[0], 1.0, False)[0]
     largest = max(shards.read_slice(name).numel() for name in shards.parameters)
     return {
         "gradients": gradients,
         "weights": weights.tensors(),
-        "moments": weights.make_whole(adam.state()),
+        "moments": weights.gather_tensors(adam.state()),
         "norms": norms,
         "reference": [bool(torch.equal(before, now)), bool(torch.equal(after, now))],
         "whole": bool(torch.equal(plain, now)),
@@ -193,12 +193,12 @@ def load_elsewhere(saved: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
     adam = Adam32(weights.masters, OptimizerConfig())
     weights.load(saved["weights"])
     moments: dict[str, dict[str, Tensor]] = {}
-    for key, value in weights.take_own(saved["moments"]).items():
+    for key, value in weights.take_slices(saved["moments"]).items():
         name, _, kind = key.rpartition("|")
         moments.setdefault(name, {})[kind] = value
     for name, parts in moments.items():
         adam.load(name, parts)
-    return {"weights": weights.tensors(), "moments": weights.make_whole(adam.state())}
+    return {"weights": weights.tensors(), "moments": weights.gather_tensors(adam.state())}
 
 
 def value_shared(mesh: DeviceMesh | None) -> dict[str, Any]:
@@ -223,7 +223,7 @@ def value_shared(mesh: DeviceMesh | None) -> dict[str, Any]:
     if mesh is not None:
         critic.weights.join_gradients()
         held = {name: value.grad.to_local() for name, value in critic.weights.parameters.items()}
-        totals = critic.weights.shards.make_whole(held)
+        totals = critic.weights.shards.gather_tensors(held)
     return {"values": values, "gradients": {name: total.float() for name, total in totals.items()}}
 
 
@@ -244,9 +244,9 @@ def train_masked(mesh: DeviceMesh) -> bool:
     policy, rank = make_policy("untied"), mesh.get_local_rank()
     weights = ShardedWeights(PolicyShards(policy, Sharding(mesh, torch.float32, exact=True)))
     optimizer = Optimizer(weights, OptimizerConfig(learning_rate=RATE), 10)
-    before = weights.copy_held()
+    before = weights.copy_masters()
     reports = [optimizer.clip_and_step()]
-    still = all(torch.equal(value, before[name]) for name, value in weights.copy_held().items())
+    still = all(torch.equal(value, before[name]) for name, value in weights.copy_masters().items())
     take_turn(policy, make_micro_batches(policy)[0], float(rank == 0))
     reports.append(optimizer.clip_and_step())
     return still and reports[0].grad_norm == 0 and reports[1].grad_norm > 0

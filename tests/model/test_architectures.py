@@ -66,9 +66,9 @@ def test_attention_that_is_not_causal_is_refused_before_anything_is_sampled():
 def test_keys_that_are_chosen_by_score_limit_the_length():
     policy = Policy(tiny("Mamba", **WITHOUT_SDPA["Mamba"]), TOKENIZER)
     policy.model.config.index_topk = 16
-    policy.hold_lengths(16)
+    policy.set_longest(16)
     with pytest.raises(ModelError, match=r"beyond 16 tokens.*index_topk.*reaches 17.*prompts\.max_prompt_tokens"):
-        policy.hold_lengths(17)
+        policy.set_longest(17)
 
 
 # -- rotary frequencies that follow the length -------------------------------------------------------------------------
@@ -93,14 +93,14 @@ def test_held_frequencies_are_those_of_the_longest_sequence_at_every_length(fami
     free = Policy(copy.deepcopy(model), TOKENIZER)
     assert (score(free, [short])[0] - score(free, [short, long])[0]).abs().max() > 1e-3, "a token hangs on its neighbours"
     held = Policy(copy.deepcopy(model), TOKENIZER)
-    held.hold_lengths(33)
+    held.set_longest(33)
     assert "change beyond 16 tokens, and this run reaches 33" in held.notes[-1]
     assert torch.equal(score(held, [short])[0], score(held, [short, long])[0])
     assert torch.allclose(score(held, [long])[0], score(free, [long])[0], atol=1e-6), "as transformers has it at that length"
     assert torch.equal(score(held.make_frozen_copy(), [short])[0], score(held, [short])[0])
     assert find_exact_length(held.model) == 33
     near = Policy(copy.deepcopy(model), TOKENIZER)
-    near.hold_lengths(16)
+    near.set_longest(16)
     assert near.notes == []
     assert torch.allclose(score(near, [short])[0], score(free, [short])[0], atol=1e-6), "within 16 tokens nothing changes"
 

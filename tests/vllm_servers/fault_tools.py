@@ -69,7 +69,7 @@ class Trainer:
         generator = torch.Generator().manual_seed(self.version)
         for value in self.policy.list_own_parameters().values():
             value.add_(0.01 * torch.randn(value.shape, generator=generator))
-        self.policy.notice_new_weights()
+        self.policy.refresh_weights()
         self.sync()
 
     def generate(self, tokens: int = 600, prompts: int = 8, step: int = 0) -> list[Completion]:

@@ -236,6 +236,6 @@ class SnapshotEngine(Engine):
     def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
         for name, mine in self.policy.list_own_parameters().items():
             mine.copy_(weights[name])
-        self.policy.notice_new_weights()
+        self.policy.refresh_weights()
         self.policy.wait()  # another thread reads them next, on another stream
         self.engine.sync(weights, version)

@@ -113,7 +113,7 @@ class Reference:
             mine.copy_(theirs[name])
             if self.averages:
                 self.averages[name].copy_(theirs[name])
-        self.policy.notice_new_weights()
+        self.policy.refresh_weights()
 
     @torch.no_grad()
     def _average(self, policy: Policy) -> None:
@@ -121,25 +121,25 @@ class Reference:
         for name, mine in self.values.items():
             self.averages[name].lerp_(theirs[name].float(), 1.0 - self.decay)
             mine.copy_(self.averages[name])
-        self.policy.notice_new_weights()
+        self.policy.refresh_weights()
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The tensors and settings that a checkpoint saves; nothing for a reference that never moves."""
         if not self.moves:
             return {}, {}
         current = self.averages or {name: value.detach() for name, value in self.values.items()}
-        return self.policy.make_whole(current), {"moved": self.moved}
+        return self.policy.gather_tensors(current), {"moved": self.moved}
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
         if not tensors:
             return
-        self.moved, tensors = bool(document["moved"]), self.policy.take_own(tensors)
+        self.moved, tensors = bool(document["moved"]), self.policy.take_slices(tensors)
         for name, mine in self.values.items():
             mine.copy_(tensors[name])
             if self.averages:
                 self.averages[name].copy_(tensors[name])
-        self.policy.notice_new_weights()
+        self.policy.refresh_weights()
 
 
 # -- the teacher -------------------------------------------------------------------------------------------------------
@@ -176,7 +176,7 @@ def load_teacher(settings: TeacherConfig, policy: Policy) -> Teacher:
     )
     cast_parameters(model.requires_grad_(False), policy.model.dtype)
     teacher = Policy(model, tokenizer, policy.temperature)
-    teacher.hold_lengths(policy.longest)
+    teacher.set_longest(policy.longest)
     teacher.prepare(policy.kernels)
     teacher.world = policy.world
     return Teacher(teacher, settings)

@@ -153,21 +153,21 @@ class MasterWeights:
             return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients, 2.0, dtype=torch.float64)))
         return torch.nn.utils.get_total_norm(gradients)
 
-    def copy_held(self) -> dict[str, Tensor]:
+    def copy_masters(self) -> dict[str, Tensor]:
         """A copy of the masters in host memory."""
         return {name: master.detach().to("cpu", copy=True) for name, master in self.masters.items()}
 
     @torch.no_grad()
-    def put_back(self, held: Mapping[str, Tensor]) -> None:
+    def restore_masters(self, held: Mapping[str, Tensor]) -> None:
         for name, master in self.masters.items():
             master.copy_(held[name])
         self.copy_back()
 
-    def make_whole(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_tensors(self, held: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole tensors from this process's slices, by name or name|kind; here they are whole already."""
         return dict(held)
 
-    def take_own(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take_slices(self, whole: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This process's slices of whole tensors."""
         return dict(whole)
 
@@ -305,11 +305,11 @@ class Optimizer:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """The moments by parameter name, and the counters."""
         tensors = {name: tensor for moments in self.moments for name, tensor in moments.state().items()}
-        return self.weights.make_whole(tensors), {"updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
+        return self.weights.gather_tensors(tensors), {"updates": self.updates, "skipped_in_a_row": self.skipped_in_a_row}
 
     def load_state(self, tensors: Mapping[str, Tensor], counters: Mapping[str, Any]) -> None:
         parts: dict[str, dict[str, Tensor]] = {}
-        for key, value in self.weights.take_own(tensors).items():
+        for key, value in self.weights.take_slices(tensors).items():
             name, _, kind = key.rpartition("|")
             parts.setdefault(name, {})[kind] = value
         owners = {name: moments for moments in self.moments for name in moments.masters}

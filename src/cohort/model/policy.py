@@ -74,7 +74,7 @@ class Policy:
         self.share_prompts = can_share_prompts(model, self.attention_configs)
         self.kernels, self.checkpointing = "modules", False
         self.shards: PolicyShards | None = None
-        """The trained shards, if the ranks shard the model. `model` is then whole only after `hold_whole`."""
+        """The trained shards, if the ranks shard the model. `model` is then whole only after `gather_weights`."""
         self.temperature = temperature
         self.world: World = ALONE
         """The processes that score examples together."""
@@ -84,7 +84,7 @@ class Policy:
         self.notes = [note for note in notes if note]
         """Notices for the console about how this model is trained."""
 
-    def hold_lengths(self, longest: int) -> None:
+    def set_longest(self, longest: int) -> None:
         """Set the longest sequence of the run, before anything is sampled or scored (model/architecture.py)."""
         self.longest, most = longest, getattr(self.model.config.get_text_config(), "index_topk", None)
         if most and longest > most:
@@ -180,10 +180,10 @@ class Policy:
         """How the ranks shard the models of the run; None: not at all."""
         return self.shards.sharding if self.shards is not None else None
 
-    def hold_whole(self) -> None:
+    def gather_weights(self) -> None:
         """Gather the weights of a sharded model. Called before code outside of training reads them."""
         if self.shards is not None:
-            self.shards.hold_whole()
+            self.shards.gather_weights()
 
     def list_own_parameters(self) -> dict[str, Tensor]:
         """Its own parameters, without a shared base: the adapter's, or all of them."""
@@ -191,7 +191,7 @@ class Policy:
 
     def read_weights(self) -> dict[str, Tensor]:
         """Its own parameters, gathered, for code outside of training."""
-        self.hold_whole()
+        self.gather_weights()
         return self.list_own_parameters()
 
     def list_held_parameters(self) -> dict[str, Tensor]:
@@ -201,20 +201,20 @@ class Policy:
         names = lora.adapter_parameters(self.model) if self.adapter else self.shards.parameters
         return {name: self.shards.read_slice(name) for name in names}
 
-    def make_whole(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_tensors(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Whole tensors from this process's slices, named as the parameters are."""
-        return dict(tensors) if self.shards is None else self.shards.make_whole(tensors)
+        return dict(tensors) if self.shards is None else self.shards.gather_tensors(tensors)
 
-    def take_own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take_slices(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This process's slices of whole tensors."""
-        return dict(tensors) if self.shards is None else self.shards.take_own(tensors)
+        return dict(tensors) if self.shards is None else self.shards.take_slices(tensors)
 
     def make_frozen_copy(self) -> Policy:
         """A copy with the same weights that is never trained. With an adapter it shares the base."""
         model = self._copy_module(self.model).requires_grad_(False)
         reference = Policy(model, self.tokenizer, self.temperature, self.adapter)
         reference.prepare(self.kernels)
-        reference.notice_new_weights()
+        reference.refresh_weights()
         reference.longest, reference.world = self.longest, self.world
         return reference
 
@@ -226,21 +226,21 @@ class Policy:
         return backbone
 
     def _copy_module(self, module: nn.Module) -> nn.Module:
-        self.hold_whole()
+        self.gather_weights()
         shares_base = self.adapter and self.shards is None  # the slices of a base belong to one model
         copied: nn.Module = (lora.copy_over_base if shares_base else copy.deepcopy)(module)
         return copied
 
-    def notice_new_weights(self) -> None:
+    def refresh_weights(self) -> None:
         """Called after the weights of a reference changed: an adapter without effect is switched off, to save its cost."""
         if self.shards is not None:
-            self.shards.free_whole()
+            self.shards.free_gathered()
         elif self.adapter:
             lora.switch_off_where_zero(self.model)
 
     def merge_model(self) -> Any:
         """A model of plain layers that computes the same as this policy. It must not be trained."""
-        self.hold_whole()
+        self.gather_weights()
         return lora.make_plain_model(self.model, merge=True) if self.adapter else self.model
 
     def save(self, folder: Path, *, merge: bool = False) -> None:
@@ -248,7 +248,7 @@ class Policy:
 
         All processes call this, and the main one writes.
         """
-        self.hold_whole()
+        self.gather_weights()
 
         def write() -> None:
             hide_progress_bars()

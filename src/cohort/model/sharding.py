@@ -188,7 +188,7 @@ class Shards:
         rank = self.sharding.rank
         return parts[rank] if rank < len(parts) else whole[:0].reshape(like.shape)
 
-    def list_whole(self, names: Iterable[str], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
+    def gather_each(self, names: Iterable[str], dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Whole parameters, one after the other, without a second model in memory."""
         for name in names:
             own = self.read_slice(name)
@@ -200,7 +200,7 @@ class Shards:
         return 12 * sum(value.numel() for value in self.parameters.values() if value.requires_grad) > LARGE
 
     @torch.no_grad()
-    def make_whole(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_tensors(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Tensors of a checkpoint from slices by name or name|kind: whole ones, or DTensors of the slices for a large model."""
         if self.is_large:
             return {key: own if key.endswith(STEP) else self.mark(key.partition("|")[0], own) for key, own in slices.items()}
@@ -216,7 +216,7 @@ class Shards:
                 whole[key] = one.cpu()
         return whole
 
-    def take_own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def take_slices(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """This rank's slices of whole tensors, by the same names."""
         own = {}
         for key, whole in tensors.items():
@@ -235,11 +235,11 @@ class PolicyShards(Shards):
     """A sharded policy: the trained tree, and the plain tree of `policy.model`.
 
     The trained tree takes over the parameters without a copy. The plain tree is filled with NaN, which exposes code that reads it
-    without `hold_whole`.
+    without `gather_weights`.
     """
 
     def __init__(self, policy: Policy, sharding: Sharding):
-        self.policy, self.held = policy, True
+        self.policy, self.gathered = policy, True
         self.plain: dict[str, nn.Parameter] = dict(policy.model.named_parameters())
         taken = {id(value): nn.Parameter(value.data, requires_grad=value.requires_grad) for value in self.plain.values()}
         trained = copy.deepcopy(policy.model, taken)
@@ -253,9 +253,9 @@ class PolicyShards(Shards):
         self.attention_configs = attention_configs(trained) if policy.attention_configs else []
         self.backbone = ModuleBackbone(backbone, self.attention_configs, policy.checkpointing)
         self.dtype = sharding.compute_dtype
-        self.free_whole()
+        self.free_gathered()
         super().__init__(sharding, trained, backbone, self.compute)
-        self.before_use.append(self.free_whole)
+        self.before_use.append(self.free_gathered)
         policy.shards = self
 
     def compute(self, micro: MicroBatch, temperature: float, entropy_gradient: bool) -> tuple[Tensor, Tensor]:
@@ -265,17 +265,17 @@ class PolicyShards(Shards):
         self.backbone = ModuleBackbone(self.split.backbone, self.attention_configs, checkpointing)
         return f"training with the modules of transformers, sharded over {write_count(self.sharding.size, 'rank')}"
 
-    def hold_whole(self) -> None:
+    def gather_weights(self) -> None:
         """Gather the plain tree in the compute dtype, unless it is whole already."""
-        if self.held:
+        if self.gathered:
             return
-        self.held = True
-        for name, whole in self.list_whole(self.plain, self.dtype):
+        self.gathered = True
+        for name, whole in self.gather_each(self.plain, self.dtype):
             self.plain[name].data = whole
 
-    def free_whole(self) -> None:
-        if self.held:
-            self.held = False
+    def free_gathered(self) -> None:
+        if self.gathered:
+            self.gathered = False
             for value in self.plain.values():
                 value.data = torch.full((), torch.nan, dtype=self.dtype, device=value.device).expand(value.shape)
 
@@ -320,29 +320,29 @@ class ShardedWeights(MasterWeights):
         return float(self.shards.reduce(largest.double(), dist.ReduceOp.MAX))
 
     def tensors(self) -> dict[str, Tensor]:
-        return self.shards.make_whole({name: self.shards.read_slice(name) for name in self.masters})
+        return self.shards.gather_tensors({name: self.shards.read_slice(name) for name in self.masters})
 
-    def make_whole(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    def gather_tensors(self, slices: Mapping[str, Tensor]) -> dict[str, Tensor]:
         own = {key: self.shards.read_slice(key.partition("|")[0]) for key in slices}
-        return self.shards.make_whole(
+        return self.shards.gather_tensors(
             {key: value if key.endswith(STEP) else cut_padding(value, own[key]) for key, value in slices.items()}
         )
 
-    def take_own(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        own = self.shards.take_own(tensors)
+    def take_slices(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        own = self.shards.take_slices(tensors)
         return {key: value if key.endswith(STEP) else pad_slice(value) for key, value in own.items()}
 
     @torch.no_grad()
     def load(self, tensors: Mapping[str, Tensor]) -> None:
         refuse_other_shapes(self.parameters, tensors)
-        for name, own in self.shards.take_own(tensors).items():
+        for name, own in self.shards.take_slices(tensors).items():
             self.shards.read_slice(name).copy_(own)
             self.masters[name].copy_(pad_slice(own))
         for free in self.shards.before_use:
             free()
 
     @torch.no_grad()
-    def put_back(self, held: Mapping[str, Tensor]) -> None:
+    def restore_masters(self, held: Mapping[str, Tensor]) -> None:
         for name, master in self.masters.items():
             master.copy_(held[name])
             self.shards.read_slice(name).copy_(cut_padding(master, self.shards.read_slice(name)))

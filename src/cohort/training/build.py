@@ -160,7 +160,7 @@ def restore_first_adapter(recipe: Recipe, policy: Policy, start: Path | None) ->
     else:
         values = lora.read_values(reference.model, folder, "the adapter that the run started from", "")
     lora.write_values(reference.model, values)
-    reference.notice_new_weights()
+    reference.refresh_weights()
     return reference
 
 
@@ -198,7 +198,7 @@ def make_weights(recipe: Recipe, policy: Policy, adding: Adding) -> MasterWeight
     mesh = init_device_mesh(policy.device.type, (adding.world.size,))
     sharding = Sharding(mesh, compute_dtype(recipe), exact=adding.exact, offload=recipe.parallel.offload, world=adding.world)
     weights = ShardedWeights(PolicyShards(policy, sharding), replace(adding, sharding=sharding))
-    policy.hold_whole()  # of a frozen base the digest is taken
+    policy.gather_weights()  # of a frozen base the digest is taken
     return weights
 
 
@@ -357,7 +357,7 @@ def make_engine(
     concurrent: bool = False,
 ) -> tuple[Engine, str]:
     """The engine of the recipe, and a sentence for the console. folder: of the run; say: tells people what happens later."""
-    policy.hold_whole()
+    policy.gather_weights()
     remote = None
     if recipe.sampling.servers:
         shared = Path(recipe.vllm.folder) if recipe.vllm.folder else folder and folder / "weights"

@@ -191,7 +191,7 @@ class RewardModel(ScalarModel):
             for epoch in range(settings.epochs)
         ]
         total = sum(map(len, plan))
-        weights_before = self.weights.copy_held()
+        weights_before = self.weights.copy_masters()
         known = {
             "pairs": float(len(list_pairs([item.right for item in train], list_groups(train)))),
             "completions": float(sum(map(len, units))),
@@ -214,7 +214,7 @@ class RewardModel(ScalarModel):
             return {f"{PART}/{name}": value for name, value in measured.items()}
         except BaseException:
             self.weights.drop_gradients()
-            self.weights.put_back(weights_before)
+            self.weights.restore_masters(weights_before)
             raise
 
     def accumulate(self, batch: Sequence[Labelled], micro_batch_tokens: int) -> float:

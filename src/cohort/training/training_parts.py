@@ -76,7 +76,7 @@ def find_start(parts: Parts, state: TrainState, materials: Materials) -> Policy:
         start = build.restore_first_adapter(recipe, parts.policy, folder)
     else:
         start = build.load_policy(recipe, build.load_data(recipe, materials), folder)
-        start.hold_lengths(parts.policy.longest)
+        start.set_longest(parts.policy.longest)
         cast_parameters(start.model.requires_grad_(False), parts.policy.model.dtype)
         start.prepare(parts.policy.kernels)
         start.world = parts.policy.world
