@@ -122,3 +122,4 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free everything except the policy's weights. `generate` may be called again."""
+        return
