@@ -123,7 +123,7 @@ def test_requests_that_say_too_little(kind):
     (prompt,), engine = make_prompts(1), kind(EngineSetup(make_model(), text_of))
     with pytest.raises(EngineError, match="the prefix has 2 tokens but 1 log-probs"):
         engine.generate([Request(prompt, 0, 0, Completion((7, 8), (0.0,), "length", ""))], sampling(), TRAIN)
-    with pytest.raises(EngineError, match="cannot begin at -1"):
+    with pytest.raises(EngineError, match="noise position -1"):
         engine.generate([Request(prompt, 0, 0, position=-1)], sampling(), TRAIN)
 
 

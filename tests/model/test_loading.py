@@ -218,7 +218,7 @@ def test_broken_numbers_are_found_in_every_place(tmp_path: Path) -> None:
     whole.register_buffer("mask", torch.tensor([float("-inf")]), persistent=False)  # not of the files, and rightly infinite
     refuse_broken_numbers(whole, "here", "model.source")
     whole.model.register_buffer("e_score_correction_bias", torch.tensor([0.0, float("nan")]))
-    with pytest.raises(ModelError, match="e_score_correction_bias holds 1 value"):
+    with pytest.raises(ModelError, match="e_score_correction_bias has 1 value"):
         refuse_broken_numbers(whole, "here", "model.source")
 
 

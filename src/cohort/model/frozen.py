@@ -108,11 +108,13 @@ class Reference:
     def become(self, policy: Policy) -> None:
         """Copy the policy's weights. A moving average restarts from them."""
         self.moved = True
-        theirs = policy.list_held_parameters()
+        self._copy(policy.list_held_parameters())
+
+    def _copy(self, weights: Mapping[str, Tensor]) -> None:
         for name, mine in self.values.items():
-            mine.copy_(theirs[name])
+            mine.copy_(weights[name])
             if self.averages:
-                self.averages[name].copy_(theirs[name])
+                self.averages[name].copy_(weights[name])
         self.policy.refresh_weights()
 
     @torch.no_grad()
@@ -132,14 +134,9 @@ class Reference:
 
     @torch.no_grad()
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        if not tensors:
-            return
-        self.moved, tensors = bool(document["moved"]), self.policy.take_slices(tensors)
-        for name, mine in self.values.items():
-            mine.copy_(tensors[name])
-            if self.averages:
-                self.averages[name].copy_(tensors[name])
-        self.policy.refresh_weights()
+        if tensors:
+            self.moved = bool(document["moved"])
+            self._copy(self.policy.take_slices(tensors))
 
 
 # -- the teacher -------------------------------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ from cohort.ops.fused import has_kernels, make_fused_error
 from cohort.ops.fused.training import FusedBackbone
 
 if TYPE_CHECKING:
-    from cohort.model.sharding import PolicyShards, Sharding
+    from cohort.model.sharding import PolicyShards
 
 
 @dataclass(frozen=True)
@@ -174,11 +174,6 @@ class Policy:
             layouts,
             self.world,
         )
-
-    @property
-    def sharding(self) -> Sharding | None:
-        """How the ranks shard the models of the run; None: not at all."""
-        return self.shards.sharding if self.shards is not None else None
 
     def gather_weights(self) -> None:
         """Gather the weights of a sharded model. Called before code outside of training reads them."""

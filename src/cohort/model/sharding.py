@@ -68,14 +68,7 @@ class Sharding:
     ):
         """world: the ranks of the mesh."""
         self.mesh, self.compute_dtype, self.exact, self.offload, self.world = mesh, compute_dtype, exact, offload, world
-
-    @property
-    def size(self) -> int:
-        return int(self.mesh.size())
-
-    @property
-    def rank(self) -> int:
-        return int(self.mesh.get_local_rank())
+        self.size, self.rank = int(mesh.size()), int(mesh.get_local_rank())
 
     def split(self, root: Root, backbone: Any) -> list[Any]:
         """Replace every parameter by this rank's slice. Returns the units that are gathered together, the root last."""

@@ -204,10 +204,10 @@ def make_weights(recipe: Recipe, policy: Policy, adding: Adding) -> MasterWeight
 
 def share_out(policy: Policy, like: Policy) -> None:
     """A model that is read beside another, in slices where the other is."""
-    if like.sharding is not None:
+    if like.shards is not None:
         from cohort.model.sharding import PolicyShards
 
-        PolicyShards(policy, like.sharding)
+        PolicyShards(policy, like.shards.sharding)
 
 
 def compute_dtype(recipe: Recipe) -> torch.dtype:
