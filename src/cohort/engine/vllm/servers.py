@@ -6,7 +6,6 @@ Every call has a deadline and a limit on the bytes read, and failures are report
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import json
 import re
 import time
@@ -63,8 +62,6 @@ class Server:
 
     def __post_init__(self) -> None:
         self.endpoint = parse_address(self.address)
-        if is_ip_address(self.endpoint.host):
-            self.endpoint.addresses = [self.endpoint.host]
 
     @property
     def ready(self) -> bool:
@@ -88,8 +85,7 @@ class Server:
         except TimeoutError:
             raise ServerLost(f"{self.address}{path}: no response within {limit_s:g} s") from None
         except FAILURES as problem:
-            if not is_ip_address(self.endpoint.host):
-                self.endpoint.addresses = []  # a server that comes back may have moved
+            self.endpoint.addresses = []  # a server that comes back may have moved
             refused = isinstance(problem, ConnectionRefusedError)
             failure = "connection refused, nothing is listening there" if refused else f"{type(problem).__name__}: {problem}"
             raise ServerLost(f"{self.address}{path}: {self.endpoint.clean(failure)}") from None
@@ -99,14 +95,6 @@ class Server:
                 f"{self.address}{path}: status {response.status}{f': {error}' if error else ''}", response.status
             )
         return response
-
-
-def is_ip_address(host: str) -> bool:
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
 
 
 def read_error(body: bytes) -> str:
