@@ -55,7 +55,7 @@ def compare_with_modules(model: Any, engine: Any) -> list[Any]:
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 @pytest.mark.parametrize("settings", [{}, {"targets": ["q_proj"]}, {"rank": 48}, {"rank": 1, "alpha": 0.3}])
-def test_own_code_samples_what_pefts_modules_sample(family: str, settings: dict[str, Any]) -> None:
+def test_own_code_samples_the_same_as_pefts_modules(family: str, settings: dict[str, Any]) -> None:
     model = make_adapted(family, **settings)
     engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
     assert engine.fused is not None

@@ -208,7 +208,7 @@ def test_greedy_logprobs_are_at_temperature_one():
 
 @ALL
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 5, "top_p": 0.8}])
-def test_a_greedy_completion_beside_sampled_ones_is_the_one_of_a_greedy_call(kind, cuts):
+def test_a_greedy_completion_among_sampled_ones_equals_that_of_a_greedy_call(kind, cuts):
     """Token for token; on the local engine bit for bit, and so are the sampled ones. 3 slots, so that greedy rows move."""
     model, prompts = make_model(), make_prompts(9)
     engine = kind(EngineSetup(model, text_of, slots=3))
@@ -307,7 +307,7 @@ def test_next_tokens_by_hand():
     assert logprobs.tolist() == pytest.approx([math.log(0.1), math.log(0.9)])
 
 
-def test_cuts_keep_the_right_candidates_and_leave_logprobs_alone():
+def test_cuts_keep_the_right_candidates_and_do_not_change_logprobs():
     probs = torch.tensor([[0.1, 0.5, 0.05, 0.35]])
     kept = lambda **cuts: torch.isfinite(cut_candidates(probs.log(), **{"top_k": 0, "top_p": 1.0, **cuts}))[0].tolist()  # noqa: E731
     assert kept() == [True] * 4
@@ -379,7 +379,7 @@ def test_one_token_and_no_prompts():
 @pytest.mark.parametrize("slots", [1, 3, 20])
 @pytest.mark.parametrize("kernels", ["auto", "modules"])
 @pytest.mark.parametrize("longest", [1, 12])
-def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longest):
+def test_delayed_checks_change_nothing(monkeypatch, kernels, slots, longest):
     """The scheduler as on a GPU: several steps between checks, finished rows in a step, buckets of rows."""
 
     class Elsewhere(decoding.Decoding):
@@ -532,7 +532,7 @@ def test_everything_is_put_back_after_an_exception():
 
 
 @ALL
-def test_the_generation_config_has_no_say(kind):
+def test_the_generation_config_is_ignored(kind):
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=4)
     before = sample_groups(kind(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
@@ -656,7 +656,7 @@ def test_the_proof_finds_a_forward_that_the_cache_does_not_reproduce():
     assert "differ from its plain forward" in why_not_local(model)
 
 
-def test_a_window_that_only_the_mask_knows_is_refused():
+def test_a_window_that_is_only_in_the_mask_is_refused():
     """The proof is much shorter than 4096 tokens, so the layers must ask for the window of the config."""
     model = make_model("Mistral", sliding_window=4096)
     assert why_not_local(model) == ""
@@ -666,7 +666,7 @@ def test_a_window_that_only_the_mask_knows_is_refused():
     assert "sliding window of 4096" in why_not_local(model)
 
 
-def test_build_engine_says_which():
+def test_build_engine_names_the_engine():
     model = make_model()
     for name, expected in (("auto", "local"), ("local", "local"), ("hf", "hf")):
         engine, sentence = build_engine(name, EngineSetup(model, text_of))
@@ -716,7 +716,7 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
         sample_groups(engine, make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
 
 
-def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
+def test_requested_slots_that_no_longer_fit_are_reduced(monkeypatch):
     """A run chooses its slots at the start; optimizer states and a reference are allocated later."""
     model, prompts, wanted = make_model(), make_prompts(6), sampling(group_size=2)
     engine = LocalEngine(EngineSetup(model, text_of, 12))
@@ -732,7 +732,7 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
         sample_groups(engine, prompts, wanted, TRAIN)
 
 
-def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
+def test_a_kept_workspace_serves_only_calls_that_fit():
     wanted = sampling()
     kept = decoding.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
     assert kept.can_serve(8, 64, 20, wanted, ("here",))

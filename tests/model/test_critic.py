@@ -148,7 +148,7 @@ def test_values_before_the_first_update_are_exactly_zero():
         assert advantages_T.tolist() == [float(sum(rewards[at:])) for at in range(length)]
 
 
-def test_values_equal_the_slow_twin_and_only_see_what_comes_before():
+def test_values_equal_the_reference_and_use_only_earlier_tokens():
     critic, examples = make_critic(tiny_policy(), head=1.0), make_examples()
     for micro_batch_tokens in (1, 25, 10_000):
         values = critic.values(examples, micro_batch_tokens)
@@ -188,7 +188,7 @@ def test_a_value_has_the_same_bits_alone_and_in_a_batch():
         assert torch.equal(critic.values([example], 10_000)[0], values_T)
 
 
-def test_runs_on_the_policys_attention_through_configs_of_its_own():
+def test_runs_on_the_policys_attention_through_its_own_configs():
     policy = tiny_policy()
     critic = make_critic(policy)
     assert policy.attention_configs
@@ -247,7 +247,7 @@ def test_gradient_equals_finite_differences():
         assert float(parameter.grad[at]) == pytest.approx((above - below) / 2e-6, rel=1e-6), name
 
 
-def test_training_leaves_the_policy_alone():
+def test_training_does_not_change_the_policy():
     policy = tiny_policy()
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     critic = make_critic(policy, head=1.0)
@@ -316,7 +316,7 @@ def test_examples_without_returns_are_refused():
 
 @pytest.mark.usefixtures("plain_bfloat16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_going_on_from_a_checkpoint_is_bitwise_the_same(dtype, tmp_path):
+def test_resuming_from_a_checkpoint_is_bit_equal(dtype, tmp_path):
     def fresh() -> Critic:
         settings = {"schedule": "cosine", "warmup_steps": 2, "max_grad_norm": 1.0}
         return make_critic(tiny_policy(dtype=torch.float32), dtype=dtype, total=6, **settings)

@@ -92,7 +92,7 @@ def write_gguf(file: Path, seed: int = 0) -> dict[str, Any]:
     return restored
 
 
-def test_a_gguf_file_is_restored_to_the_numbers_it_stands_for_and_trains(tmp_path: Path, cache: Path, capsys: Any) -> None:
+def test_a_gguf_file_is_restored_to_its_values_and_trains(tmp_path: Path, cache: Path, capsys: Any) -> None:
     stored = write_gguf(tmp_path / "Tiny-Q8_0.gguf")
     model, tokenizer = load_pretrained(str(tmp_path / "Tiny-Q8_0.gguf"))
     (folder,) = cache.glob("Tiny*")
@@ -148,7 +148,7 @@ def test_two_processes_that_start_at_once_get_one_whole_folder(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("problem", ["free", "write"])
-def test_a_full_disk_leaves_nothing_and_names_the_way_out(tmp_path: Path, cache: Path, monkeypatch: Any, problem: str) -> None:
+def test_a_full_disk_leaves_nothing_and_names_the_fix(tmp_path: Path, cache: Path, monkeypatch: Any, problem: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     def fail(*_: Any, **__: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             find_folder(str(tmp_path / "tiny.gguf"), "teacher.source")
 
 
-def test_a_missing_package_is_answered_with_both_install_lines_in_one_sentence(monkeypatch: Any) -> None:
+def test_a_missing_package_is_refused_with_both_install_commands(monkeypatch: Any) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelError) as refusal:
         load_pretrained("smollm2")
@@ -198,6 +198,6 @@ def test_evaluate_takes_a_gguf_file_and_no_other_file(tmp_path: Path) -> None:
         refuse_missing_model(str(tmp_path / "tiny.bin"))
 
 
-def test_other_sources_are_left_alone(tmp_path: Path) -> None:
+def test_other_sources_are_unchanged(tmp_path: Path) -> None:
     for source in ("owner/name", "scratch", str(tmp_path), str(tmp_path / "absent.gguf")):
         assert find_folder(source) == source

@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_used_is_refused_with_a_reason(case: str, tmp_pat
         assert word in str(refusal.value)
 
 
-def test_what_is_whole_is_loaded(tmp_path: Path) -> None:
+def test_complete_models_are_loaded(tmp_path: Path) -> None:
     """In one file, in shards, with more tensors than it needs, with rows to spare, with a pad token that has no row."""
     expected = dict(load_pretrained(str(whole_model()))[0].named_parameters())
     spare = [
@@ -300,7 +300,7 @@ def test_model_code_runs_only_if_trusted_and_is_saved(tmp_path: Path) -> None:
     assert torch.equal(again.model.norm.weight, model.model.norm.weight)
 
 
-def test_weights_of_another_model_are_not_gone_on_with(tmp_path: Path) -> None:
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
     """Another hidden_size or depth: the error names both shapes, before any value is copied."""
     ours = MasterWeights(load_pretrained(str(whole_model()))[0], torch.float32)
     wide = MasterWeights(load_pretrained(str(write_model(tmp_path / "wide", hidden_size=64)))[0], torch.float32)

@@ -87,7 +87,7 @@ def test_every_linear_layer_but_the_head_has_an_adapter_and_alpha_is_twice_the_r
     assert len(lora.list_lora_layers(few.model)) == 3
 
 
-def test_a_new_adapter_changes_no_bit_and_depends_on_its_seed_alone():
+def test_a_new_adapter_changes_no_bit_and_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
     policy = lora_policy()
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -198,7 +198,7 @@ def test_copies_share_the_base_and_own_their_adapters():
     assert {value.requires_grad for value in policy.list_own_parameters().values()} == {True}
 
 
-def test_a_reference_that_is_the_base_runs_without_its_adapter_and_follows_when_told():
+def test_a_reference_at_the_base_runs_without_its_adapter_and_can_follow():
     policy = lora_policy()
     reference = Reference(policy.make_frozen_copy(), every=1)
     layers = lora.list_lora_layers(reference.policy.model).values()
@@ -289,7 +289,7 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
     assert torch.equal(logits_of(policy.model), expected)  # saving changed nothing
 
 
-def test_an_adapter_that_peft_wrote_is_read(tmp_path, base):
+def test_an_adapter_written_by_peft_is_loaded(tmp_path, base):
     """rsLoRA with a separate rank for one module, as PEFT saves it: the scale is PEFT's, alpha / sqrt(rank)."""
     import peft
 
@@ -335,7 +335,7 @@ def broken(folder: Path, sft: Path, **changes: Any) -> Path:
         ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.num_layers": 1}, "Set model.source to its base"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_with_the_field_and_the_fix(tmp_path, base, sft, changes, said):
+def test_mistakes_are_refused_with_the_field_and_the_fix(tmp_path, base, sft, changes, said):
     given = {key: value.format(base=base, sft=sft) if isinstance(value, str) else value for key, value in changes.items()}
     with pytest.raises(ModelError) as problem:
         train_tiny(tmp_path, **{**FAST, **adapted(base), **given})
@@ -355,7 +355,7 @@ def test_mistakes_are_answered_with_the_field_and_the_fix(tmp_path, base, sft, c
         ({"r": 5}, "does not fit LlamaForCausalLM"),
     ],
 )
-def test_adapters_that_cannot_be_served_are_refused_by_name(tmp_path, base, sft, changes, said):
+def test_unsupported_adapters_are_refused_by_name(tmp_path, base, sft, changes, said):
     folder = broken(tmp_path / "adapter", sft, **changes)
     model, _ = load_pretrained(str(base))
     with pytest.raises(ModelError) as problem:
@@ -436,7 +436,7 @@ def test_runs_on_own_code_and_on_modules_agree(tmp_path, monkeypatch, rank):
 
 
 @pytest.mark.parametrize("engine", ["auto", "local"])
-def test_own_kernels_are_had_by_name(tmp_path, engine):
+def test_own_kernels_can_be_requested(tmp_path, engine):
     settings = {"model.lora.rank": RANK, "model.kernels": "fused", "sampling.engine": engine}
     assert train_tiny(tmp_path, **FAST, **settings).status == "finished"
 
@@ -620,7 +620,7 @@ def test_a_base_that_changed_is_refused_on_resume(tmp_path, monkeypatch, base):
         session.resume(tmp_path / "run")
 
 
-def test_ppo_values_with_adapters_of_its_own_over_the_policys_base(base, tmp_path):
+def test_ppo_values_with_its_own_adapters_over_the_policys_base(base, tmp_path):
     from cohort.model.critic import Critic
 
     recipe = tiny(tmp_path, **adapted(base))

@@ -265,7 +265,7 @@ def test_an_update_reads_one_number_back(monkeypatch):
     assert reads == ["__float__"]
 
 
-def test_no_gradient_has_no_norm_shared_out_either():
+def test_without_a_gradient_the_sharded_norm_is_zero():
     """A minibatch without any gradient has none on any rank, and no rank computes a share of its norm."""
     from cohort.model.sharding import ShardedWeights
 

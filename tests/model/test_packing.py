@@ -51,7 +51,7 @@ def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: floa
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
-def test_what_was_laid_out_serves_again_with_other_numbers(share_prompts):
+def test_layouts_are_reused_with_other_values(share_prompts):
     """Scoring comes first, without weights or advantages; training then reuses the rows with its own values."""
     examples = with_common_prompts(ragged_examples(tiny_policy()))
     options = OPTIONS | {"micro_batch_tokens": 25, "share_prompts": share_prompts}
@@ -79,7 +79,7 @@ def test_what_was_laid_out_serves_again_with_other_numbers(share_prompts):
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
-def test_a_step_lays_each_minibatch_out_once(tmp_path, monkeypatch, minibatches):
+def test_a_step_computes_the_layout_of_each_minibatch_once(tmp_path, monkeypatch, minibatches):
     """Old, reference and two passes: as many layouts as there are minibatches of different members, one micro-batch each."""
     made: list[int] = []
     plans: list[list[list[int]]] = []
@@ -94,7 +94,7 @@ def test_a_step_lays_each_minibatch_out_once(tmp_path, monkeypatch, minibatches)
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
-def test_every_trained_token_once_with_its_own_numbers(share_prompts):
+def test_every_trained_token_appears_once_with_its_own_values(share_prompts):
     """Through sorting, cutting and sharing, each trained token keeps its id, advantage, old and reference log-prob."""
     policy = tiny_policy()
     examples = with_common_prompts(ragged_examples(policy, off_policy=0.2, reference=True))
@@ -143,7 +143,7 @@ def shaped(*groups: tuple[int, tuple[int, ...]]) -> list[Example]:
     return examples
 
 
-def test_a_shared_prompt_stands_once_before_all_completions():
+def test_a_shared_prompt_is_stored_once_before_all_completions():
     """Written out: prompts first, then completions in the order of their prompts, with continued positions."""
     (micro,) = pack(shaped((2, (3, 1)), (1, (2,))), micro_batch_tokens=100, share_prompts=True, **OPTIONS).micro_batches
     layout = micro.layout
@@ -178,7 +178,7 @@ def test_sharing_is_done_where_it_saves_a_twentieth_of_the_tokens(prompt, pays):
     assert micro.layout.num_tokens == 100 + prompt * (1 if pays else 2)
 
 
-def test_groups_stay_whole_where_they_fit_and_are_cut_where_they_do_not():
+def test_groups_stay_whole_if_they_fit_and_are_split_otherwise():
     """Prompts of 4, four completions of 4: 20 tokens a group, 12 a half, 8 alone."""
     examples = shaped((4, (4,) * 4), (4, (4,) * 4))
 
@@ -229,7 +229,7 @@ def test_unscored_and_left_out_rollouts_make_no_examples():
     assert examples[0].sampling_logprobs_T.tolist() == [-0.5, -1.5, -2.5]
 
 
-def test_truncated_completions_are_masked_only_when_asked():
+def test_truncated_completions_are_masked_only_on_request():
     rollouts = [rollout(0, 0, 1.0, end="length"), rollout(0, 1, 0.0, mask=(True, False, True))]
     plain = make_examples(rollouts)
     masked = make_examples(rollouts, mask_truncated=True)

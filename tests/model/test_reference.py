@@ -112,7 +112,7 @@ def timed(name: str) -> bool:
 
 
 @pytest.mark.parametrize("stale", [False, pytest.param(True, marks=pytest.mark.prove)], ids=["one update", "two passes"])
-def test_the_kl_can_be_watched_without_being_held(tmp_path, stale):
+def test_the_kl_can_be_monitored_without_a_penalty(tmp_path, stale):
     """The same training bits with and without the KL monitor, and the same KL as with a negligible coefficient."""
     passes = {"train.passes_per_step": 2, "algorithm.kl_in": "loss"} if stale else {}
     common = {**ONE_UPDATE, "train.num_steps": 4, "optimizer.learning_rate": 3e-3, "algorithm.name": "dr_grpo", **passes}

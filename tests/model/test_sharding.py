@@ -37,7 +37,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("what", ["gradients", "weights", "moments"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_out_a_model_trains_with_the_bits_of_one_process(found, kind, size, what):
+def test_a_sharded_model_trains_with_the_bits_of_one_process(found, kind, size, what):
     """Two of the ranks checkpoint their layers; one of two, or of three, takes a turn without work."""
     assert same(found[f"{kind} {size}"][what], found[f"{kind} plain"][what])
 
@@ -71,7 +71,7 @@ def test_each_rank_holds_a_slice_and_the_head_is_read_in_chunks(found):
     assert set(found["tied 3"]["why_not_linear"]) == {None}
 
 
-def test_what_two_ranks_saved_three_and_one_without_sharding_take_up(found):
+def test_a_checkpoint_of_two_ranks_loads_on_three_and_without_sharding(found):
     from cohort.model.optim import Adam32, MasterWeights
     from cohort.recipe.schema import OptimizerConfig
     from model.sharding_ranks import make_policy
@@ -91,13 +91,13 @@ def test_what_two_ranks_saved_three_and_one_without_sharding_take_up(found):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_critic_is_shared_out_too(found, size):
+def test_a_critic_is_sharded_too(found, size):
     assert torch.equal(found[f"critic {size}"]["values"], found["critic plain"]["values"])
     assert same(found[f"critic {size}"]["gradients"], found["critic plain"]["gradients"])
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_minibatches_without_work_hold_nobody_up(found, size):
+def test_minibatches_without_work_block_no_rank(found, size):
     assert found[f"masked {size}"]
 
 

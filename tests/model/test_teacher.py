@@ -29,7 +29,7 @@ def student(tmp_path):
     return Policy(*made(tmp_path / "student"), temperature=0.7)
 
 
-def test_a_teacher_stands_frozen_beside_the_policy(tmp_path, student):
+def test_a_teacher_is_frozen(tmp_path, student):
     model, _ = made(tmp_path / "teacher", seed=5, hidden_size=32)
     settings = TeacherConfig(source=str(tmp_path / "teacher"), coef=0.5)
     student.prepare("modules")
@@ -86,7 +86,7 @@ def test_a_sequence_that_the_teacher_cannot_read_is_refused(tmp_path, student):
         inspect_teacher(settings, student, longest=25)
 
 
-def test_what_is_no_model_is_refused_by_name(tmp_path, student):
+def test_other_sources_are_refused_by_name(tmp_path, student):
     with pytest.raises(ModelError, match=r"teacher\.source: .*missing: there is no such folder"):
         inspect_teacher(TeacherConfig(source=str(tmp_path / "missing")), student)
     (tmp_path / "adapter").mkdir()

@@ -54,7 +54,7 @@ def whole_text(codec: ChatCodec, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_pieces_side_by_side_are_the_text(name):
+def test_joined_texts_are_the_whole_text(name):
     codec = CODECS[name]
     rows = [codec.tokenizer(text)["input_ids"] for text in TEXTS]
     for ids, pieces in zip(rows, codec.token_texts.read_texts(rows), strict=True):
@@ -75,7 +75,7 @@ def test_any_tokens_give_the_text_that_decoding_gives():
     assert wrong == []
 
 
-def test_a_character_is_said_by_the_token_that_completes_it():
+def test_a_character_belongs_to_the_token_that_completes_it():
     codec = CODECS["byte level"]
     ids = codec.tokenizer("a🙂b")["input_ids"]
     [pieces] = codec.token_texts.read_texts([ids])
@@ -84,14 +84,14 @@ def test_a_character_is_said_by_the_token_that_completes_it():
     assert cut == ["a", "", "\ufffd"]
 
 
-def test_special_tokens_say_their_names():
+def test_special_tokens_have_their_names():
     codec = CODECS["characters"]
     eos = codec.tokenizer.eos_token_id
     assert codec.token_texts.read_texts([[*codec.tokenizer("1+2")["input_ids"], eos]]) == [["1", "+", "2", "<eos>"]]
     assert codec.token_texts.read_texts([]) == []
 
 
-def test_a_tokenizer_that_decodes_by_itself_is_left_to_it():
+def test_a_tokenizer_with_its_own_decoding_is_used():
     inner = CODECS["byte level"].tokenizer.backend_tokenizer
     codec = ChatCodec(OneByOne(tokenizer_object=inner, eos_token="<eos>"))
     assert not codec.token_texts.in_rust

@@ -94,7 +94,7 @@ def measure_mismatch(policy, completions, sampling=SAMPLING):
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def test_completions_are_of_the_policy_and_say_by_which_version(policy, said, tmp_path):
+def test_completions_are_the_policys_and_record_their_versions(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         for version in (0, 4):
@@ -127,7 +127,7 @@ def test_a_seed_belongs_to_a_completion_and_a_group_to_a_server(policy, said, tm
         assert sample(engine, noise=replace(NOISE, step=3)) != first
 
 
-def test_every_parameter_that_a_model_has_a_default_for_is_stated(policy, said, tmp_path):
+def test_every_parameter_with_a_default_of_the_model_is_set(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -138,7 +138,7 @@ def test_every_parameter_that_a_model_has_a_default_for_is_stated(policy, said, 
     assert told.items() >= {"stop_token_ids": [2], "ignore_eos": True, "logprobs": 0, "min_tokens": 0}.items()
 
 
-def test_a_prefix_is_continued_with_noise_of_its_own(policy, said, tmp_path):
+def test_a_prefix_is_continued_with_its_own_noise(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 7)
@@ -158,7 +158,7 @@ def test_a_prefix_is_continued_with_noise_of_its_own(policy, said, tmp_path):
     assert sorted(map(requests.index, told)) == [0, 1, 2]
 
 
-def test_no_more_requests_than_slots_are_under_way(policy, said, tmp_path):
+def test_no_more_requests_than_slots_run_at_once(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path, slots=2)
         engine.sync(policy.read_weights(), 0)
@@ -181,7 +181,7 @@ def test_no_more_requests_than_slots_are_under_way(policy, said, tmp_path):
 
 
 @pytest.mark.parametrize("push", ["files", "group"])
-def test_weights_are_pushed_where_they_are_new_and_always_between_pause_and_resume(policy, said, tmp_path, push):
+def test_new_weights_are_pushed_between_pause_and_resume(policy, said, tmp_path, push):
     with run_stubs(policy.model, 2) as stubs:
         engine = connect(policy, stubs, said, tmp_path, push)
         engine.sync(policy.read_weights(), 0)
@@ -200,7 +200,7 @@ def test_weights_are_pushed_where_they_are_new_and_always_between_pause_and_resu
 
 
 @pytest.mark.parametrize("path", ["/update_weights", "/finish_weight_update", "/start_weight_update"])
-def test_one_that_fails_in_a_push_leaves_the_other_whole_and_awake(policy, said, tmp_path, path):
+def test_a_server_that_fails_in_a_push_leaves_the_other_complete_and_resumed(policy, said, tmp_path, path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path, "group")
         engine.sync(policy.read_weights(), 0)
@@ -221,7 +221,7 @@ def test_one_that_fails_in_a_push_leaves_the_other_whole_and_awake(policy, said,
         assert any("lost a server" in sentence and second.url in sentence for sentence in said)
 
 
-def test_a_push_that_cannot_be_ends_with_words_and_with_resume(policy, said, tmp_path):
+def test_an_impossible_push_is_an_error_and_resumes_the_server(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         stub.faults["/collective_rpc"] = lambda body: (_ for _ in ()).throw(Refusal(500, "no such file"))
@@ -260,7 +260,7 @@ def test_two_policies_of_one_run_take_turns_on_the_same_servers(policy, said, tm
         assert stub.list_paths().count("/resume") == 4
 
 
-def test_another_trainer_is_found_out_before_it_is_pushed_over(policy, said, tmp_path):
+def test_another_trainer_is_detected_before_a_push(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -269,7 +269,7 @@ def test_another_trainer_is_found_out_before_it_is_pushed_over(policy, said, tmp
             engine.sync(policy.read_weights(), 1)
 
 
-def test_several_threads_ask_while_another_pushes(policy, said, tmp_path):
+def test_several_threads_generate_while_another_pushes(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as stubs:
         engine = connect(policy, stubs, said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -292,7 +292,7 @@ def test_several_threads_ask_while_another_pushes(policy, said, tmp_path):
 # -- servers that are lost ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_dying_server_was_asked_for_comes_from_the_other_the_same(policy, said, tmp_path):
+def test_requests_of_a_dying_server_give_the_same_completions_elsewhere(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -310,7 +310,7 @@ def test_what_a_dying_server_was_asked_for_comes_from_the_other_the_same(policy,
         assert sum("lost a server" in sentence for sentence in said) == 1
 
 
-def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
+def test_a_server_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -329,7 +329,7 @@ def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
         assert [server.ready for server in engine.fleet.servers] == [True, True]
 
 
-def test_one_that_samples_nothing_is_lost_though_it_gives_its_label(policy, said, tmp_path, monkeypatch):
+def test_a_server_that_samples_nothing_is_lost_though_it_reports_its_label(policy, said, tmp_path, monkeypatch):
     monkeypatch.setattr(generation, "STALLED", 0.1)
     monkeypatch.setattr(generation, "POLL_EVERY_S", 0.1)
     with run_stubs(policy.model, 2) as [first, second]:
@@ -341,7 +341,7 @@ def test_one_that_samples_nothing_is_lost_though_it_gives_its_label(policy, said
     assert any("has sampled no token for" in sentence for sentence in said)
 
 
-def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, tmp_path):
+def test_a_server_that_hangs_is_detected_despite_unreadable_metrics(policy, said, tmp_path):
     """Values that are not numbers are ignored: they must not end the monitoring of the server."""
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
@@ -360,7 +360,7 @@ def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, 
         hang.set()
 
 
-def test_one_that_comes_back_has_the_weights_before_it_is_used(policy, said, tmp_path):
+def test_a_server_that_comes_back_gets_the_weights_before_it_is_used(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -378,7 +378,7 @@ def test_one_that_comes_back_has_the_weights_before_it_is_used(policy, said, tmp
     assert any("responds again" in sentence for sentence in said)
 
 
-def test_one_that_was_started_anew_in_between_is_not_believed(policy, said, tmp_path):
+def test_a_server_that_was_restarted_is_not_trusted(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -390,7 +390,7 @@ def test_one_that_was_started_anew_in_between_is_not_believed(policy, said, tmp_
         assert any("was restarted" in sentence for sentence in said)
 
 
-def test_when_none_is_left_the_first_that_comes_back_goes_on(policy, said, tmp_path, monkeypatch):
+def test_without_servers_the_run_continues_with_the_first_that_comes_back(policy, said, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "WAIT_STEP_S", 0.05)
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path, wait_s=20)
@@ -434,7 +434,7 @@ def test_a_server_that_comes_back_while_the_policy_trains_is_given_what_it_needs
         assert measure_mismatch(policy, sample(engine)) < 1e-5
 
 
-def test_servers_that_are_not_there_are_named(policy, said, tmp_path):
+def test_unreachable_servers_are_named(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         stub.die()
         engine = connect(policy, [stub], said, tmp_path)
@@ -516,7 +516,7 @@ def add_noise(stub):
     ],
 )
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_a_server_that_is_not_fit_is_refused_by_name(said, tmp_path, spoil, words, temperature):
+def test_an_unsuitable_server_is_refused_by_name(said, tmp_path, spoil, words, temperature):
     policy = make_policy(temperature=temperature)
     policy.longest = 40
     with run_stubs(policy.model) as [stub]:
@@ -527,7 +527,7 @@ def test_a_server_that_is_not_fit_is_refused_by_name(said, tmp_path, spoil, word
         assert not stub.paused
 
 
-def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_go_on(policy, said, tmp_path):
+def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_continue(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
 
         def fail(body):
@@ -541,7 +541,7 @@ def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_go_on(policy, s
     assert any("status 503: the engine is dead" in sentence for sentence in said)
 
 
-def test_a_server_need_not_hold_what_nobody_samples(policy, said, tmp_path):
+def test_servers_need_no_room_for_demonstrations(policy, said, tmp_path):
     """A run with a demonstration of 40 tokens, and rollouts of at most 20."""
     policy.longest = 40
     with run_stubs(policy.model) as [stub]:
@@ -616,7 +616,7 @@ def make_infinite(answer):
         (label_as("0123456789ab-1.4"), "Another trainer uses this server"),
     ],
 )
-def test_an_answer_that_cannot_be_is_an_error_with_the_server_in_it(policy, said, tmp_path, change, words):
+def test_an_invalid_reply_is_an_error_that_names_the_server(policy, said, tmp_path, change, words):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -626,7 +626,7 @@ def test_an_answer_that_cannot_be_is_an_error_with_the_server_in_it(policy, said
         assert stub.url in str(problem.value)
 
 
-def test_a_version_that_was_not_asked_is_found_out(policy, said, tmp_path):
+def test_an_unexpected_version_is_an_error(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 3)
@@ -635,7 +635,7 @@ def test_a_version_that_was_not_asked_is_found_out(policy, said, tmp_path):
             sample(engine)
 
 
-def test_what_a_server_refuses_is_not_asked_again(policy, said, tmp_path):
+def test_a_refused_request_is_not_repeated(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -655,7 +655,7 @@ def test_nothing_is_sampled_before_the_first_sync(policy, said, tmp_path):
         sample(connect(policy, [stub], said, tmp_path))
 
 
-def test_experts_are_told_to_travel_as_files(said, tmp_path):
+def test_mixtures_of_experts_must_be_pushed_as_files(said, tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = {
@@ -694,7 +694,7 @@ def test_buckets_hold_neighbours_of_one_dtype_up_to_their_size():
     assert names == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
-def test_the_engine_says_what_it_can_do(policy, said, tmp_path):
+def test_capabilities_of_the_engine(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         able = connect(policy, [stub], said, tmp_path).capabilities
     assert (able.shares_weights, able.keyed_noise, able.swaps_in_flight) == (False, False, True)

@@ -150,7 +150,7 @@ def test_versions_within_a_completion_go_forward(tmp_path):
 @pytest.mark.parametrize(
     ("servers", "words"), [(["@nowhere.txt"], "cannot be read"), (["http://a:1", "http://a:1/"], "named twice")]
 )
-def test_what_is_wrong_with_servers_is_said_without_offering_another_engine(servers, words):
+def test_server_errors_do_not_suggest_another_engine(servers, words):
     policy = make_policy()
     remote = RemoteSetup(policy, servers, VllmConfig(), None, print)
     with pytest.raises(EngineError, match=rf"^sampling\.servers: .*{words}") as problem:
