@@ -29,10 +29,10 @@ def train(arguments: RecipeArguments = None) -> int:
     """
     from cohort.recipe.describe import describe_start
     from cohort.recipe.file import find_recipe, split_arguments
-    from cohort.training.agreement import speaks_to_people
+    from cohort.training.launch import is_main_process
 
     recipe = find_recipe(*split_arguments(arguments or []))
-    if recipe.monitors.console and speaks_to_people():  # importing torch takes seconds, and an empty screen looks like a fault
+    if recipe.monitors.console and is_main_process():  # importing torch takes seconds, and an empty screen looks like a fault
         typer.echo(describe_start(recipe))
 
     from cohort.session import start
@@ -46,16 +46,16 @@ def resume(run: Annotated[Path, typer.Argument(help="A run folder.", autocomplet
     \b
     cohort resume runs/my-run    after Ctrl-C, a crash or a power cut
     """
-    from cohort.training.agreement import speaks_to_people
+    from cohort.training.launch import is_main_process
 
-    if has_console(run) and speaks_to_people():
+    if has_console(run) and is_main_process():
         typer.echo(f"resuming {run}; loading ...")
 
     from cohort.observe.run_folder import RunFolder
     from cohort.session import resume as resume_run
 
     result = resume_run(run)
-    if result.status == "finished" and speaks_to_people():
+    if result.status == "finished" and is_main_process():
         typer.echo(f"{run} is finished: {result.folder / 'report.html'}")
         if advice := RunFolder.open(result.folder).describe_ignored_edit(result.summary):
             typer.echo(advice)

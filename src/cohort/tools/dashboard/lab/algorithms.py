@@ -157,7 +157,7 @@ def has_numbers(entry: Mapping[str, Any], name: str) -> bool:
 def make_rollouts(record: GroupRecord, algorithm: AlgorithmConfig) -> list[Rollout]:
     """The step's rollouts: this group's with their tokens, the others with one token each."""
     from cohort.training.ahead import Scored
-    from cohort.training.judging import penalize_overlong
+    from cohort.training.rollouts import penalize_overlong
 
     outcomes = [read_outcome(row) for row in record.rows]
     if algorithm.overlong_share:
@@ -236,9 +236,9 @@ def weigh_group(algorithm: AlgorithmConfig, record: GroupRecord, notes: list[str
     from cohort.model.packing import pack, plan_minibatches
     from cohort.model.policy import TokenScores
     from cohort.training.credit import Credit
-    from cohort.training.drawing import Collected
     from cohort.training.experience import choose_examples, select_whole_pairs
     from cohort.training.objective import compares_pairs, token_loss, weigh_tokens
+    from cohort.training.rollouts import Collected
 
     settings, chosen = record.settings, algorithm.chosen
     whitens = "token_rewards_N" in chosen.advantage.reads
