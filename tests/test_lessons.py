@@ -7,16 +7,18 @@ those that no other file holds are below.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
 from cohort.errors import EngineError, InvariantError
 from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
-from cohort.ops.attention import check_plain_causal
+from cohort.ops.attention import register_attention
 from cohort.recipe.schema import ScratchConfig
 from cohort.training.drawing import Collected, group_rollouts
 from cohort.training.experience import Models
@@ -354,13 +356,17 @@ def test_attention_refuses_masks_and_arguments_it_does_not_honour():
     class Module:
         is_causal = True
 
-    query = torch.zeros(1, 1, 2, 4)
-    assert check_plain_causal(Module(), query, None, 0.0, None, None, {"position_ids": query}) == 0.5
+    query, scales = torch.zeros(1, 1, 2, 4), []
+    register_attention("cohort_test", lambda *arguments: scales.append(arguments[4]))
+    attend = functools.partial(AttentionInterface()["cohort_test"], Module(), query, query, query)
+    attend(None, position_ids=query)
+    assert scales == [0.5]
     with pytest.raises(EngineError, match="not plain causal"):
-        check_plain_causal(Module(), query, torch.zeros(2, 2), 0.0, None, None, {})
+        attend(torch.zeros(2, 2))
     with pytest.raises(EngineError, match="not plain causal"):
-        check_plain_causal(Module(), query, None, 0.1, None, None, {})
+        attend(None, dropout=0.1)
     with pytest.raises(EngineError, match="sinks"):
-        check_plain_causal(Module(), query, None, 0.0, None, None, {"s_aux": query})
+        attend(None, s_aux=query)
     with pytest.raises(EngineError, match="'novelty'"):
-        check_plain_causal(Module(), query, None, 0.0, None, None, {"novelty": 3})
+        attend(None, novelty=3)
+    assert len(scales) == 1

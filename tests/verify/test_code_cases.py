@@ -99,7 +99,7 @@ def test_what_the_prompt_shows_never_decides_alone() -> None:
         ([script], [{**script, "input": "1\n"}]),  # a line with or without its end
         (["assert abs(f(1) - 1) < 1e-6"], ["assert abs(f(1) - 1) < 1e-6"]),
     ):
-        with pytest.raises(UnusableTests, match=r'every test is visible.*as "hidden", or the list alone'):
+        with pytest.raises(UnusableTests, match=r'all tests are visible.*as "hidden", or only the list'):
             read_tests({"visible": visible, "hidden": hidden})
     # what is shown and given as hidden too is counted among the shown; True is another question than 1
     tests = read_tests({"visible": [one, script], "hidden": [script, one, true, {**script, "input": "3"}]})
