@@ -162,7 +162,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "known wrong verdicts": ["verify/test_rewards_math.py::test_verdicts"],
     "an unparseable gold never earns a reward": [
-        "verify/test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
+        "verify/test_rewards_math.py::test_an_unusable_reference_answer_raises_and_is_shown",
         "rewards/test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
     ],
     "no verifier evaluates model text": ["rewards/test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
@@ -209,8 +209,8 @@ LESSONS: dict[str, list[str]] = {
     ],
     "known wrong verdicts of Math-Verify": ["verify/test_math_pairs.py::test_every_row_of_the_table"],
     "an unusable gold earns nothing and is named at start": [
-        "verify/test_math_answer.py::test_unusable_golds_are_named_before_the_run",
-        "verify/test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
+        "verify/test_math_answer.py::test_unusable_reference_answers_are_named_before_the_run",
+        "verify/test_math_answer.py::test_a_bomb_in_the_reference_answer_leaves_the_row_unscored",
         "rewards/test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
         "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
@@ -221,7 +221,7 @@ LESSONS: dict[str, list[str]] = {
         "rewards/test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
     ],
     "code is graded by plain values that the host compares": [
-        "verify/test_code_tests.py::test_no_cheat_earns_anything",
+        "verify/test_code_tests.py::test_no_cheat_scores",
         "verify/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
         "verify/test_jail_hostile.py::test_a_sample_of_hostile_programs",
     ],
