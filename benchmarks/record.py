@@ -25,9 +25,9 @@ SETTINGS = "cold_start.num_steps=60 evaluation.samples=0 checkpoints.every_steps
 MOST_SHARE, MOST_BYTES = 0.01, 2 << 20
 """Of a step's CPU seconds, and of what one step writes."""
 TIMED = {
-    "index.bin": "cohort.training.recording:append_rows",
-    "holding tokens": "cohort.training.state:TrainState._note_tokens",
-    "tokens.parquet": "cohort.training.recording:record_tokens",
+    "index.bin": "cohort.training.stages:append_rows",
+    "holding tokens": "cohort.training.trace:TokenTrace.note_update",
+    "tokens.parquet": "cohort.training.stages:record_tokens",
     "events.jsonl": "cohort.observe.monitors.jsonl:JsonlMonitor.note_event",
     "findings": "cohort.observe.diagnosis.checks:FindingWatch.add_row",
 }

@@ -83,10 +83,10 @@ def compare_finishing(steps: int) -> dict[str, Any]:
     """One run whose steps in turn score after everything and as they finish: seconds against the longer of sampling and scoring alone."""
     from cohort.recipe.file import find_recipe
     from cohort.session import start
-    from cohort.training.judging import RewardJudge
+    from cohort.training.rollouts import RewardScorer
 
-    listen = RewardJudge.listen
-    RewardJudge.listen = lambda self, prompts, step: listen(self, prompts, step) if step % 2 else None  # type: ignore[method-assign]
+    early = RewardScorer.start_early_scoring
+    RewardScorer.start_early_scoring = lambda self, prompts, step: early(self, prompts, step) if step % 2 else None  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         reward = 'rewards=[{function="slow_reward:reward_each",timeout_s=60}]'
         words = [*SETTINGS.split(), *AS_THEY_FINISH.split(), f"num_steps={steps}", f"runs_folder={folder}", reward]

@@ -228,7 +228,7 @@ def test_sigterm_to_the_real_command_saves_and_exits_with_130(world):
     process.terminate()
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 130, printed
-    assert f"SIGTERM: saved. Go on with: cohort resume {folder}/runs/real" in printed
+    assert f"SIGTERM: saved. Resume with: cohort resume {folder}/runs/real" in printed
     summary = json.loads((folder / "runs/real/summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["steps"] >= 1

@@ -20,8 +20,8 @@ from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
 from cohort.ops.attention import register_attention
 from cohort.recipe.schema import ScratchConfig
-from cohort.training.drawing import Collected, group_rollouts
 from cohort.training.experience import Models
+from cohort.training.rollouts import Collected, group_rollouts
 from cohort.types import Completion, Outcome, Prompt
 from conftest import collect_batch, tiny_policy
 from session_tools import FAST, digit_share, rows_of, tiny

@@ -27,8 +27,8 @@ from cohort.rewards.call import from_message, read_entry
 from cohort.rewards.contract import RewardPart, Scored
 from cohort.rewards.runner import RewardRunner
 from cohort.rewards.steps import Step, split_steps
-from cohort.training import step_rewards as process
-from cohort.training.step_rewards import find_cuts, locate_steps
+from cohort.training import credit as process
+from cohort.training.credit import find_cuts, locate_steps
 from cohort.types import Completion, Prompt
 
 

@@ -33,8 +33,8 @@ def test_the_demo_is_in_order(server):
     code, printed = examine(server)
     assert code == 0, printed
     for name in (
-        "golds",
-        "shuffled golds",
+        "answers",
+        "shuffled answers",
         "sampling",
         "lengths",
         "memory",
@@ -45,7 +45,7 @@ def test_the_demo_is_in_order(server):
         "step 1",
     ):
         assert level(printed, name) == "ok", name
-    assert "64 of 64 gold answers score as success" in printed
+    assert "64 of 64 reference answers score as success" in printed
     assert "0 of 64 answers of other rows score as success" in printed
     assert "Ready to train" in printed
     assert not Path(server.folder / "runs").exists()  # the temporary folder is removed
@@ -58,15 +58,15 @@ def broken(server: Any, **overrides: Any) -> tuple[int, str]:
 
 def test_a_reward_that_no_reference_answer_satisfies(server):
     code, printed = broken(server, rewards=[{"function": "session_tools:always_wrong"}])
-    assert level(printed, "golds") == "FAILURE"
-    assert "0 of 64 gold answers score as success" in printed
+    assert level(printed, "answers") == "FAILURE"
+    assert "0 of 64 reference answers score as success" in printed
     assert code == 1
 
 
 def test_a_reward_that_every_answer_satisfies(server):
     _, printed = broken(server, rewards=[{"function": "session_tools:always_right"}])
-    assert level(printed, "golds") == "ok"
-    assert level(printed, "shuffled golds") == "warning"
+    assert level(printed, "answers") == "ok"
+    assert level(printed, "shuffled answers") == "warning"
     assert "64 of 64 answers of other rows score as success" in printed
     assert level(printed, "success") == "warning"
     assert "Too easy" in printed
@@ -107,14 +107,14 @@ def test_positions_that_the_model_does_not_have(server):
 def test_a_model_that_solves_nothing_gets_advice(server):
     _, printed = broken(server)
     assert level(printed, "success") == "warning"
-    assert "try easier prompts, a cold start" in printed
+    assert "try easier prompts or a cold start" in printed
 
 
 def test_a_reward_that_raises_on_reference_answers(server):
     """The failure is one of the checks; the others are printed too."""
     code, printed = broken(server, rewards=[{"function": "session_tools:always_broken"}])
     assert code == 1
-    assert level(printed, "golds") == "FAILURE"
+    assert level(printed, "answers") == "FAILURE"
     assert "the verifier lost its dictionary" in printed
     assert level(printed, "memory") == "ok"
     assert "1 check failed" in printed
@@ -144,7 +144,7 @@ def test_ranks_that_cannot_sample_ahead_are_reported_by_a_single_process(server,
     code, printed = examine(server, write_recipe(server.folder / f"ahead-{shard}.toml", **changes), *words)
     assert code == 1
     assert level(printed, "ahead") == "FAILURE"
-    assert "what is sampled ahead comes from servers" in printed
+    assert "sampling ahead needs servers" in printed
 
 
 def test_a_single_process_checks_a_sharded_recipe_with_the_whole_model(server):

@@ -45,8 +45,8 @@ def test_more_threads_than_cores_are_named_by_host():
 
 
 def test_worse_checks_of_other_ranks_are_added():
-    own = [Check("ok", "memory", "it fits"), Check("warning", "golds", "few")]
-    theirs = [Check("warning", "memory", "it does not fit"), Check("warning", "golds", "few")]
+    own = [Check("ok", "memory", "it fits"), Check("warning", "answers", "few")]
+    theirs = [Check("warning", "memory", "it does not fit"), Check("warning", "answers", "few")]
     joined = doctor.join_checks(Scripted(own, theirs), own)
     assert joined == [*own, Check("warning", "memory", "rank 2: it does not fit")]
     assert doctor.join_checks(ALONE, own) == own
