@@ -841,7 +841,7 @@ def test_https_is_spoken_with_servers_that_have_a_trusted_certificate_only(serve
         ({"retries": -1}, "retries: expected a number from 0 up, got -1"),
         ({"request_s": 0.0}, "request_s"),
         ({"temperature": ["0"]}, "temperature"),
-        ({"concurency": 4}, "no argument 'concurency', .* did you mean 'concurrency'"),
+        ({"concurency": 4}, "'concurency' is neither an argument .* did you mean 'concurrency'"),
     ],
 )
 def test_mistakes_in_the_arguments_are_named(arguments, message):
