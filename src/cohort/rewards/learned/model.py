@@ -73,14 +73,14 @@ def reward_model(
     check_choice("template", template, TEMPLATES)
     check_choice("output", output, OUTPUTS)
     loaded = load_model("AutoModelForSequenceClassification", model, revision, device, dtype)
-    label = choose_label(loaded, head, output)
+    read_score = make_score_reader(loaded, head, output)
     reading = ModelCall(loaded, max_tokens, overlong, batch_tokens, wall_s, log_metric, log_verdict)
     for prompt, completion in zip(prompts, completions, strict=True):
         text = reading.clean(text_of(completion))
         reading.add(encode(loaded.tokenizer, prompt, text, template, end_token, reading.limit))
 
     def read(inputs: dict[str, Any], rows: Sequence[Encoded]) -> list[list[float]]:
-        values: list[list[float]] = label.read(loaded.model(**inputs).logits.float())[:, None].tolist()
+        values: list[list[float]] = read_score(loaded.model(**inputs).logits.float())[:, None].tolist()
         return values
 
     return [None if values is None else values[0] for values in reading.score(read)]
@@ -480,32 +480,21 @@ def pad_rows(rows: Sequence[Encoded], pad: int, loaded: LoadedModel) -> dict[str
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Label:
-    """Computes the reward from the logits."""
-
-    index: int
-    independent: bool
-    """The labels are independent, so the reward is this label's logit alone."""
-    probability: bool
-
-    def read(self, logits_BL: Any) -> Any:
-        """One number per row, from float32 logits."""
-        chosen_B = logits_BL[:, self.index]
-        if not self.independent:
-            others = [index for index in range(logits_BL.shape[1]) if index != self.index]
-            chosen_B = chosen_B - logits_BL[:, others].logsumexp(dim=1)
-        return chosen_B.sigmoid() if self.probability else chosen_B
-
-
-def choose_label(loaded: LoadedModel, head: str | int, output: str) -> Label:
-    config, labels = loaded.model.config, loaded.labels
-    index = find_label(loaded, head)
-    regression = config.problem_type == "regression"
-    if regression and output == "probability":
+def make_score_reader(loaded: LoadedModel, head: str | int, output: str) -> Callable[[Any], Any]:
+    """A function from float32 logits to one number per row."""
+    problem, chosen = loaded.model.config.problem_type, find_label(loaded, head)
+    if problem == "regression" and output == "probability":
         raise RewardError(f'output: {loaded.source!r} is a regression model, which gives no probabilities; use "score".')
-    independent = len(labels) == 1 or regression or config.problem_type == "multi_label_classification"
-    return Label(index, independent, output == "probability")
+    others = [index for index in range(len(loaded.labels)) if index != chosen]
+    independent = not others or problem in ("regression", "multi_label_classification")
+
+    def read(logits_BL: Any) -> Any:
+        score_B = logits_BL[:, chosen]
+        if not independent:
+            score_B = score_B - logits_BL[:, others].logsumexp(dim=1)
+        return score_B.sigmoid() if output == "probability" else score_B
+
+    return read
 
 
 def find_label(loaded: LoadedModel, head: str | int) -> int:
