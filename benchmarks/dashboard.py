@@ -30,8 +30,7 @@ import numpy as np
 import psutil
 
 from cohort.observe.metrics import METRICS
-from cohort.observe.rollouts import write_rollouts
-from cohort.observe.row_index import ROW
+from cohort.observe.rollouts import ROW, write_rollouts
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout

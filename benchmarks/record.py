@@ -29,7 +29,7 @@ TIMED = {
     "holding tokens": "cohort.training.state:TrainState._note_tokens",
     "tokens.parquet": "cohort.training.recording:record_tokens",
     "events.jsonl": "cohort.observe.monitors.jsonl:JsonlMonitor.note_event",
-    "findings": "cohort.observe.diagnosis.watch:FindingWatch.see_row",
+    "findings": "cohort.observe.diagnosis.checks:FindingWatch.add_row",
 }
 """Parts of the record, and the functions that are all of their work."""
 WITHOUT = ("index.bin", "holding tokens", "tokens.parquet", "events.jsonl")

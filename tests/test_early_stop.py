@@ -165,10 +165,7 @@ def test_a_run_that_meets_its_condition_is_finished_early_and_whole(tmp_path, mo
     assert "optim/policy_version is 3" in (whole.folder / "report.html").read_text(encoding="utf-8")
     assert "stopped early" in repr(whole)
     assert session.resume(whole.folder).summary["steps"] == 3, "it is done"
-    assert (
-        RunFolder(whole.folder).describe_ignored_edit(whole.summary)
-        == f"It {reason}. A run that has stopped is not trained longer."
-    )
+    assert RunFolder(whole.folder).describe_ignored_edit(whole.summary) == f"It {reason}. A stopped run cannot be extended."
 
     with monkeypatch.context() as patch:
         observe = loop.observe_step

@@ -62,7 +62,7 @@ def print_error(text: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from cohort.observe.monitors.width import print_wrapped
+    from cohort.observe.terminal import print_wrapped
 
     print_wrapped(Console(stderr=True, highlight=False), Text(text))
 

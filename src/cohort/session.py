@@ -16,7 +16,7 @@ from cohort.base.world import ALONE, World
 from cohort.errors import Interrupted, RunError
 from cohort.observe.early_stop import check_conditions
 from cohort.observe.outcome import RunResult, begin_summary, describe_failure, explain_exit
-from cohort.observe.run_folder import RunFolder, make_paths_absolute
+from cohort.observe.run_folder import RunFolder, find_losses, make_paths_absolute
 from cohort.recipe.describe import describe_algorithm, describe_template
 from cohort.recipe.rules import list_trusted_sources, list_warnings
 from cohort.recipe.schema import Recipe
@@ -249,12 +249,10 @@ class Session:
 
     def _restore_baseline_and_warn(self, state: TrainState) -> None:
         """What finished steps wrote is there; a baseline that is not is restored, for it cannot be measured again."""
-        from cohort.observe.records import find_losses, restore_index
-
         if state.baseline and self.folder.evaluation("before", 0) != state.baseline:
             self.folder.keep_baseline(state.baseline)
             self._say("warning: evaluations.jsonl had lost or changed the baseline; restored from the checkpoint")
-        for loss in (*find_losses(self.folder, self.recipe, state.step), *restore_index(self.folder, state.step)):
+        for loss in find_losses(self.folder, self.recipe, state.step):
             self._say(f"warning: {loss}")
 
     def _preflight(self, parts: Parts, state: TrainState, encoded: EncodedData) -> None:

@@ -27,11 +27,11 @@ from cohort.model.chat import ChatCodec
 from cohort.model.critic import NoCritic
 from cohort.model.examples import Example
 from cohort.observe.diagnosis import signs as hacking
-from cohort.observe.diagnosis.watch import FindingWatch
+from cohort.observe.diagnosis.checks import FindingWatch
 from cohort.observe.monitors import Monitors
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.monitors.jsonl import JsonlMonitor
-from cohort.observe.row_index import append_rows
+from cohort.observe.rollouts import append_rows
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe
 from cohort.training.drawing import Collected, count_verdicts, group_rollouts

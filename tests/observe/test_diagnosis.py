@@ -7,7 +7,7 @@ import pytest
 from cohort import session
 from cohort.errors import RewardError
 from cohort.observe.diagnosis.checks import CHECKS, diagnose
-from cohort.observe.diagnosis.history import History
+from cohort.observe.diagnosis.finding import History
 from cohort.recipe.file import build_recipe
 from cohort.training.build import Materials
 from session_tools import rows_of, tiny
@@ -159,13 +159,13 @@ TRIGGERS = [
         "slow_update",
         "info",
         {"time/update": 90.0, "time/step": 97.5, "perf/update_mfu": 0.12},
-        "The device does 12 % of what it is made for (perf/update_mfu).",
+        "The device reaches 12 % of its peak (perf/update_mfu).",
     ),
     (
         "slow_observe",
         "warning",
         {"time/observe": 20.0, "time/step": 30.0},
-        "67 % of a step's time goes into writing things down",
+        "67 % of a step's time goes into recording metrics and rollouts",
     ),
     (
         "ahead_waits",

@@ -7,13 +7,12 @@ import json
 import pytest
 
 from cohort.errors import Interrupted
-from cohort.observe.diagnosis import watch as watching
+from cohort.observe.diagnosis import checks as watching
+from cohort.observe.diagnosis.checks import FindingWatch
 from cohort.observe.diagnosis.finding import Finding
-from cohort.observe.diagnosis.watch import FindingWatch
 from cohort.observe.monitors import JsonlMonitor, Monitor, Monitors, build_monitors, read_rows
-from cohort.observe.row_index import append_rows, read_index
+from cohort.observe.rollouts import append_rows, list_token_steps, read_index, write_tokens
 from cohort.observe.run_folder import RunFolder
-from cohort.observe.token_record import list_recorded_steps, write_tokens
 from cohort.recipe.file import build_recipe, load_recipe
 from conftest import rollout
 
@@ -119,7 +118,7 @@ def test_a_resumed_run_has_nothing_twice(tmp_path, jsonl):
     assert monitors.watch.known == {"found 1", "found 2", "found 3"}
     assert [row["step"] for row in monitors.watch.rows] == [1, 2, 3]
     assert read_index(tmp_path / "rollouts" / "index.bin")["step"].tolist() == [1, 2, 3]
-    assert list_recorded_steps(tmp_path / "rollouts") == [1, 2, 3]
+    assert list_token_steps(tmp_path / "rollouts") == [1, 2, 3]
 
 
 def test_a_run_from_before_there_were_events_is_taken_up(tmp_path):
@@ -185,7 +184,7 @@ def test_early_steps_are_all_looked_at_and_later_every_tenth_and_the_last(monkey
     monkeypatch.setattr(watching, "diagnose", lambda rows, *_: looked.append(rows[-1]["step"]) or [])
     watch = FindingWatch({"train": {"num_steps": 77}})
     for step in range(1, 78):
-        watch.see_row({"step": step})
+        watch.add_row({"step": step})
     assert looked == [*range(1, 51), 60, 70, 77]
 
 

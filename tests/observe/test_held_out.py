@@ -12,11 +12,10 @@ from rich.console import Console
 
 from cohort.evaluation.estimators import pass_at_k
 from cohort.evaluation.evaluate import Evaluation, summarize
-from cohort.observe.changes import describe_changes
-from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.diagnosis.watch import FindingWatch
+from cohort.observe.diagnosis.checks import FindingWatch, diagnose
 from cohort.observe.monitors import Monitors
 from cohort.observe.monitors.console import ConsoleMonitor
+from cohort.observe.outcome import describe_changes
 from cohort.observe.report import write_report
 
 SAMPLES = 16
@@ -142,7 +141,7 @@ def test_two_problems_rise_nowhere(tmp_path):
     first, last = evaluation("before", [5, 6], samples=8), evaluation("after", [8, 6], 9, samples=8)
     entry = summarize(Evaluation.from_json(first), Evaluation.from_json(last))
     words = (
-        "pass@1 on test went from 68.8 % to 87.5 %: no clear change, nothing that the evaluation can tell from noise. A change of "
+        "pass@1 on test went from 68.8 % to 87.5 %: no clear change; the difference is within the noise of the evaluation. A change of "
         "+18.8 points (paired over 2 problems, p = 1; 2 problems are too few for an interval; it takes 6)"
     )
     assert list(describe_changes(entry)) == [f"{words}."]

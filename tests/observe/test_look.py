@@ -14,16 +14,15 @@ from rich.console import Console
 
 import cohort
 from cohort.errors import RunError
-from cohort.observe.look import find_telling_group, pick_best_and_worst, print_group, shorten_lines
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.rollouts import MAX_CELL, list_kept_steps, list_rows, read_rollouts
 from cohort.observe.run_folder import RunFolder
+from cohort.observe.terminal import find_telling_group, pick_best_and_worst, print_group, shorten_lines
 from cohort.recipe.file import load_recipe
 from cohort.tools.look import run_look
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from session_tools import tree
 
-OLD_RUN = Path(__file__).parents[1] / "data" / "runs_of_version_0" / "finished"
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e a\x00b \x7f end"
 
 
@@ -97,17 +96,6 @@ def test_long_columns_do_not_make_the_files_long(tmp_path):
         folder.write_rollouts(step, [rollout(p.index, s, "t", 0.0, prompt=p) for p in made for s in range(8)], [0.0] * 256)
     small, large = (folder.rollouts_file(step).stat().st_size for step in (1, 2))
     assert large - small < 32 * 2 * MAX_CELL
-
-
-def test_what_was_extracted_is_found_in_older_files(run, capsys):
-    old = read_rollouts(OLD_RUN / "rollouts" / "step-000001.parquet")
-    names = pq.read_schema(OLD_RUN / "rollouts" / "step-000001.parquet").names
-    assert "extracted" not in names
-    kept = pq.read_table(OLD_RUN / "rollouts" / "step-000001.parquet", columns=["answer"])["answer"].to_pylist()
-    assert [row["extracted"] for row in old] == kept
-    assert any(kept)
-    run_look(OLD_RUN, 1, False, 0, False, False)
-    assert f"extracted {next(answer for answer in kept[:4] if answer)}" in capsys.readouterr().out
 
 
 # -- the text ----------------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
-from cohort.observe.diagnosis.watch import FindingWatch
+from cohort.observe.diagnosis.checks import FindingWatch
 from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, find_monitor_problems, read_rows
 from cohort.observe.monitors.base import METHODS, check_methods
 from cohort.observe.monitors.console import ConsoleMonitor, make_before_after_table, write_with_interval

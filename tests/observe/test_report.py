@@ -23,10 +23,10 @@ from cohort.observe.report.charts import (
     stack_series,
     thin_points,
 )
-from cohort.observe.report.curves import list_stage_series
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_part, render_section
 from cohort.observe.report.page import show_timing
+from cohort.observe.report.plots import list_stage_series
 from cohort.recipe.file import build_recipe, dump_recipe
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -313,7 +313,10 @@ def test_baseline_only_and_summary_only(tmp_path):
     }
     (tmp_path / "summary.json").write_text(json.dumps(summary))
     text = Page(write_report(tmp_path).read_text()).text  # nothing to pair, so nothing is said to have fallen
-    assert "pass@1 on held-out problems went from 50.0 % to 40.0 %. A change of -10.0 points; no problem can be paired" in text
+    assert (
+        "pass@1 on held-out problems went from 50.0 % to 40.0 %. A change of -10.0 points; the evaluations share no problems"
+        in text
+    )
 
 
 def test_a_difference_within_noise_is_called_that(tmp_path):
@@ -323,7 +326,7 @@ def test_a_difference_within_noise_is_called_that(tmp_path):
         evaluations[-1]["per_problem"] = {"held_out": {"problem": ["a", "b", "c", "d"], "success": rows, "greedy": ""}}
     write_lines(tmp_path / "evaluations.jsonl", evaluations)
     text = Page(write_report(tmp_path).read_text()).text
-    assert "no clear change, nothing that the evaluation can tell from noise" in text
+    assert "no clear change; the difference is within the noise of the evaluation" in text
     assert "paired over 4 problems, p = 1; 4 problems are too few for an interval; it takes 6" in text
 
 

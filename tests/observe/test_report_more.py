@@ -17,13 +17,13 @@ from cohort.base.stopwatch import Laps
 from cohort.cli import app
 from cohort.errors import RewardError, RunError
 from cohort.observe.outcome import describe_failure
+from cohort.observe.ranks import make_record
 from cohort.observe.report import write_overlay, write_report
 from cohort.observe.report.charts import Chart, Series, draw_chart
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_section
-from cohort.observe.report.histograms import Side, count_shares, draw_histograms, find_edges
 from cohort.observe.report.overlay import load_overlay
-from cohort.observe.waiting import make_record
+from cohort.observe.report.plots import Side, count_shares, draw_histograms, find_edges
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 LONG_NAME = "problems_of_my_own_task_without_a_single_space_" * 3

@@ -7,14 +7,13 @@ import os
 import numpy as np
 import pytest
 
-from cohort.observe.row_index import (
+from cohort.observe.rollouts import (
     DUPLICATE,
     EVIDENCE,
     ROW,
     WRONG_REWARDED,
     append_rows,
     read_index,
-    replace_index,
     truncate_index,
 )
 from conftest import rollout
@@ -104,11 +103,3 @@ def test_files_that_are_no_index_stop_nobody(tmp_path):
     (tmp_path / "folder").mkdir()
     assert len(read_index(tmp_path / "folder")) == 0
     truncate_index(tmp_path / "folder", 3)
-
-
-def test_an_index_is_written_anew_in_order(index):
-    rows = read_index(index).copy()
-    whole = index.read_bytes()
-    replace_index(index, rows[np.random.default_rng(0).permutation(len(rows))])
-    assert index.read_bytes() == whole
-    assert [path.name for path in index.parent.iterdir()] == ["index.bin"]

@@ -10,13 +10,12 @@ from test_diagnosis import SHARED, healthy, keys
 
 import session_tools as tools
 from cohort.data.column_addition import column_addition
-from cohort.observe.diagnosis.history import Trend, measure_trend
+from cohort.observe.diagnosis.finding import Trend, measure_trend
 from cohort.observe.diagnosis.shared_string import SAMPLED, find_frequent_pieces, find_shared_string, is_same_answer
 from cohort.observe.diagnosis.signs import find_signs
 from cohort.observe.monitors import read_rows
-from cohort.observe.row_index import EVIDENCE, read_index
+from cohort.observe.rollouts import EVIDENCE, list_token_steps, read_index, read_tokens
 from cohort.observe.run_folder import RunFolder
-from cohort.observe.token_record import list_recorded_steps, read_tokens
 from cohort.recipe.file import build_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from yardstick import measure_quiet_ms
@@ -883,10 +882,10 @@ def test_what_a_new_finding_names_is_recorded_and_marked(hacked):
     step, kept = found["step"], pq.read_table(folder.rollouts_file(found["step"])).to_pylist()
     named = [row for place, row in found["rows"] if place == step]
     assert named
-    assert step in list_recorded_steps(folder.rollouts)
+    assert step in list_token_steps(folder.rollouts)
     assert {kept[row]["group"] for row in named} <= {row["group"] for row in read_tokens(folder.tokens_file(step))}
     told = {row["step"] for row in read_rows(folder.events_file) if row["kind"] == "finding" and row["rows"]}
-    assert {*list_recorded_steps(folder.rollouts)} == {1, *told}
+    assert {*list_token_steps(folder.rollouts)} == {1, *told}
     index = read_index(folder.index_file)
     for row in folder.metrics():
         marked = np.flatnonzero(index[index["step"] == row["step"]]["flags"] & EVIDENCE).tolist()

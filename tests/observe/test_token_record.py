@@ -11,15 +11,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from cohort.errors import RunError
-from cohort.observe import token_record
-from cohort.observe.rollouts import order_by_telling
-from cohort.observe.token_record import (
+from cohort.observe import rollouts as files
+from cohort.observe.rollouts import (
     MAX_TOKENS,
     NUMBERS,
     TokenRow,
     choose_groups,
     choose_rows,
-    list_recorded_steps,
+    list_token_steps,
+    order_useful_first,
     read_tokens,
     write_tokens,
 )
@@ -53,7 +53,7 @@ def test_what_is_written_comes_back(tmp_path):
     assert (third["coefficient"], third["advantage"], third["ratio"], third["length"]) == ([0.0, 0.0], [0.0, 0.0], None, 900)
     assert [row["sample"] for row in read_tokens(file, group=4)] == [0, 1]
     assert read_tokens(file, group=9) == []
-    assert list_recorded_steps(file.parent) == [12]
+    assert list_token_steps(file.parent) == [12]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
@@ -70,7 +70,7 @@ def test_the_most_that_is_written_stays_below_two_megabytes(tmp_path):
     for place in range(64):
         length = MAX_TOKENS // 64
         ids = noise.integers(0, 150_000, length)
-        numbers = {name: noise.normal(size=length) for name in NUMBERS if name not in token_record.REPEATED}
+        numbers = {name: noise.normal(size=length) for name in NUMBERS if name not in files.REPEATED}
         numbers |= {"advantage": np.full(length, noise.normal()), "weight": np.full(length, noise.random())}
         numbers["clipped"] = noise.integers(-1, 2, length)
         pieces = [words[token % len(words)] for token in ids]
@@ -93,13 +93,13 @@ def test_broken_and_foreign_files_are_named(tmp_path):
         read_tokens(file)
     pq.write_table(pa.table({"group": pa.array(np.zeros(3_000_000, np.int8))}), file)  # a few kilobytes
     assert file.stat().st_size < 100_000
-    with pytest.raises(RunError, match="larger than anything that a run writes"):
+    with pytest.raises(RunError, match="larger than any file that a run writes"):
         read_tokens(file)
 
 
 def test_groups_that_teach_come_first():
     rewards = {0: [0.0, 0.0], 1: [None, 1.0], 2: [0.0, 1.0], 3: [1.0, None, 0.5], 4: [1.0, 0.0], 5: [1.0, 0.5], 6: [0.0, 2.0]}
-    assert order_by_telling(rewards) == [2, 3, 4, 5, 6, 0, 1]
+    assert order_useful_first(rewards) == [2, 3, 4, 5, 6, 0, 1]
     assert choose_groups(rewards, [], more=True) == [2, 3, 4, 5]
     assert choose_groups(rewards, [6, 4], more=True) == [6, 4, 2, 3, 5]
     assert choose_groups(rewards, [6, 4], more=False) == [6, 4]
@@ -107,7 +107,7 @@ def test_groups_that_teach_come_first():
 
 
 def test_rows_fit_into_the_file(monkeypatch):
-    monkeypatch.setattr(token_record, "MAX_TOKENS", 100)
+    monkeypatch.setattr(files, "MAX_TOKENS", 100)
     members, credit = {0: [0, 1, 2], 1: [3, 4, 5], 2: [6, 7, 8]}, [0.0, 1.0, -1.0] * 3
     assert choose_rows([], members, [], []) == {}
     assert choose_rows([1, 0], members, [10] * 9, credit) == dict.fromkeys(range(6), 10)
@@ -127,6 +127,6 @@ def test_rows_fit_into_the_file(monkeypatch):
 
 
 def test_a_group_too_long_is_shown_from_both_ends():
-    assert token_record.take_turns([1, 2, 3, 4]) == [1, 4, 2, 3]
-    assert token_record.take_turns([1, 2, 3]) == [1, 3, 2]
-    assert token_record.take_turns([]) == []
+    assert files.alternate_ends([1, 2, 3, 4]) == [1, 4, 2, 3]
+    assert files.alternate_ends([1, 2, 3]) == [1, 3, 2]
+    assert files.alternate_ends([]) == []

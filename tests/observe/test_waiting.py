@@ -10,8 +10,8 @@ from cohort.base.stopwatch import Laps
 from cohort.observe.metrics import find_metric
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.monitors.jsonl import JsonlMonitor
+from cohort.observe.ranks import add_up_ranks, describe_ranks, find_slowest, make_rank_metrics, make_record
 from cohort.observe.report import write_report
-from cohort.observe.waiting import add_up_ranks, describe_ranks, find_slowest, make_rank_metrics, make_record
 
 ROW = {"rollout/tokens": 600, "time/step": 4.0}
 

@@ -419,7 +419,7 @@ def test_a_run_folder_that_hosts_do_not_share_is_refused(server: ForkServer, rec
     child = train(server, recipe, run, traps={1: [RankTrap("cohort.session:make_paths_absolute", do=f"hide {tmp_path}")]})
     assert child.wait() == 1, child.output
     [error] = list_errors(child)
-    assert f"runs_folder: {run} was made by the main rank and is not seen on" in error
+    assert f"runs_folder: the main rank created {run}, but it does not exist on" in error
     assert "that all hosts share" in error
     assert not run.exists()
 

@@ -92,7 +92,7 @@ def test_a_missing_column_stops_the_run_before_the_cold_start(tmp_path, reward):
     ):
         train_tiny(tmp_path, **from_file(rows_file(tmp_path), reward=reward))
     assert not (tmp_path / "run" / "start").exists()
-    assert not RunFolder(tmp_path / "run").has_earned()  # so that the name can be used again once the rows are mended
+    assert not RunFolder(tmp_path / "run").has_results()  # so that the name can be used again once the rows are mended
 
 
 def test_a_missing_column_of_an_evaluation_set_is_named_too(tmp_path):
@@ -299,7 +299,10 @@ def test_a_finished_run_says_that_an_edit_is_not_used_and_how_to_train_longer(wo
     try:
         child = server.run("resume", run)
         assert child.wait() == 0
-        assert "recipe.toml asks for 5 steps, and the run has made 2: edits after the end are not used." in child.output
+        assert (
+            "recipe.toml asks for 5 steps, but the run finished after 2: edits to a finished run have no effect."
+            in child.output
+        )
         advice = child.output.strip().rpartition("from its model: ")[2].split()
         assert advice == [f"model.source={run / 'model'}", "cold_start.num_steps=0", "name=NEW"]
         longer = server.run("train", run, *advice, "num_steps=1")

@@ -18,7 +18,7 @@ from cohort.errors import RunError
 from cohort.model.digest import digest_weights, sample_weights
 from cohort.model.lora import digest_base
 from cohort.model.scratch import build_scratch
-from cohort.observe.records import find_losses
+from cohort.observe.run_folder import find_losses
 from cohort.recipe.values import Materials
 from cohort.training import checkpoint
 from cohort.training.read_again import digest_reward_module
@@ -187,10 +187,10 @@ def test_lost_records_are_named_and_the_baseline_is_restored(run):
     assert [text.removeprefix("warning: ") for text in heard.warnings if "sampling" not in text] == [
         "recipe.toml was edited since the run was saved, and goes on as it says now: optimizer.learning_rate 0.001 -> 0.002",
         "evaluations.jsonl had lost or changed the baseline; restored from the checkpoint",
-        "metrics.jsonl has no row of step 2: charts and findings leave them out",
-        "evaluations.jsonl has no evaluation of step 2: the report leaves them out",
-        "rollouts/ has no whole file of steps 1, 3: their completions are lost, the training is not",
-        "samples/before.jsonl is lost or damaged: the report lacks completions from before the training",
+        "metrics.jsonl has no row for step 2: charts and findings skip them",
+        "evaluations.jsonl has no evaluation for step 2: the report skips them",
+        "rollouts/ has no intact file for steps 1, 3: these completions are lost; training is not affected",
+        "samples/before.jsonl is lost or damaged: the report lacks completions from before training",
     ]
     assert [(row["label"], row["step"]) for row in rows_of(run, "evaluations.jsonl")] == [("before", 0), ("after", 4)]
     assert rows_of(run, "evaluations.jsonl")[0] == baseline

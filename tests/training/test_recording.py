@@ -19,10 +19,8 @@ from transformers import AutoModelForCausalLM
 from cohort.model.examples import Example
 from cohort.model.packing import plan_minibatches
 from cohort.observe.monitors import Monitors, read_rows
-from cohort.observe.records import find_losses, restore_index
-from cohort.observe.row_index import DUPLICATE, EVIDENCE, WRONG_REWARDED, read_index
-from cohort.observe.run_folder import RunFolder
-from cohort.observe.token_record import NUMBERS, read_tokens
+from cohort.observe.rollouts import DUPLICATE, NUMBERS, WRONG_REWARDED, read_index, read_tokens
+from cohort.observe.run_folder import RunFolder, find_losses
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training import recording
 from cohort.training.state import TrainState
@@ -281,25 +279,10 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     assert "Training goes on" in reports[0]
 
 
-def test_records_that_are_lost_are_read_again(run, tmp_path):
+def test_lost_token_files_are_reported(run, tmp_path):
     folder = RunFolder.open(shutil.copytree(run.folder.root, tmp_path / "run"))
-    whole = folder.index_file.read_bytes()
-    assert list(restore_index(folder, 2)) == []
-    folder.index_file.unlink()
-    assert list(restore_index(folder, 2)) == ["rollouts/index.bin had no records of steps 1, 2: read again from rollouts/"]
-    marked = read_index(run.folder.index_file).copy()
-    marked["flags"] &= ~np.uint8(EVIDENCE)  # what findings had named is not known again
-    assert folder.index_file.read_bytes() == marked.tobytes()
-    folder.index_file.write_bytes(whole[: -41 * 3])
-    assert list(restore_index(folder, 1)) == []
-    assert list(restore_index(folder, 2)) == ["rollouts/index.bin had no records of step 2: read again from rollouts/"]
-    assert len(read_index(folder.index_file)) * 41 == len(whole)
-    folder.rollouts_file(2).write_bytes(b"torn")
     folder.tokens_file(1).write_bytes(b"torn")
-    folder.index_file.unlink()
-    assert list(restore_index(folder, 2)) == ["rollouts/index.bin had no records of step 1: read again from rollouts/"]
-    losses = list(find_losses(folder, folder.recipe(), 2))
-    assert any("no whole file of single tokens of step 1" in loss for loss in losses)
+    assert any("no intact token file for step 1" in loss for loss in find_losses(folder, folder.recipe(), 2))
 
 
 def test_tree_is_what_this_file_thinks_it_is():

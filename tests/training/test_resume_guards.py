@@ -103,7 +103,7 @@ def test_a_damaged_recipe_is_named(tmp_path):
 
 def test_a_folder_that_cannot_be_made_names_runs_folder(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(RunError, match="runs_folder: cannot make"):
+    with pytest.raises(RunError, match="runs_folder: cannot create"):
         train_tiny(tmp_path / "file")
 
 

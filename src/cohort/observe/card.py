@@ -18,7 +18,7 @@ from markupsafe import Markup
 
 from cohort.base.text import write_count
 from cohort.evaluation.estimators import UNCLEAR
-from cohort.observe.changes import write_difference
+from cohort.observe.outcome import write_difference
 from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import make_environment
 from cohort.observe.report.page import list_measures, make_interval_cell

@@ -13,9 +13,8 @@ from typing import Any
 
 from cohort.errors import RecipeError
 from cohort.evaluation.evaluate import list_ks
-from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.diagnosis.history import PATIENCE
-from cohort.observe.diagnosis.watch import is_looked_at
+from cohort.observe.diagnosis.checks import diagnose, is_checked
+from cohort.observe.diagnosis.finding import PATIENCE
 from cohort.observe.metrics import AREAS, METRICS, find_metric
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.rules import OVERLONG_PART, name_reward
@@ -37,9 +36,7 @@ def find_reason_to_stop(recipe: Recipe, folder: RunFolder, row: Mapping[str, Any
         if all(condition.holds(row) for condition in resolved):
             seen = " and ".join(f"{condition.metric} is {row[condition.metric]:.4g}" for condition in resolved)
             return f'stopped early, at step {step} of {last}: {seen} (train.stop_when = "{recipe.train.stop_when}")'
-    if (
-        recipe.train.on_alarm == "stop" and is_looked_at(step) and step >= PATIENCE
-    ):  # before, a few unlucky batches would end it
+    if recipe.train.on_alarm == "stop" and is_checked(step) and step >= PATIENCE:  # before, a few unlucky batches would end it
         own, _ = read_known_functions(folder.root, recipe.model_dump())
         for finding in diagnose(folder.metrics(), recipe, folder.evaluations(), own):
             if finding.level == "alarm":

@@ -1,10 +1,9 @@
-"""Where the seconds and tokens of a step went: pure functions from laps and counts to `time/` and `perf/`. No torch.
+"""Seconds and tokens per stage of a step: pure functions that compute the `time/` and `perf/` metrics. No torch.
 
     seconds = {"rollout": 1.3, "update": 0.9, ...}             # laps of a Stopwatch: they add up to the step
     row |= make_time_metrics(seconds) | make_speed_metrics(row, seconds, costs)
 
-The stages below are all there are, in the order in which a step goes through them. Diagnosis, report and console read this
-table, so a stage has one name and one description everywhere.
+STAGES lists all stages in the order of a step. Findings, report and console take names and descriptions from it.
 """
 
 from __future__ import annotations
@@ -20,6 +19,11 @@ from cohort.observe.metrics import LARGEST
 if TYPE_CHECKING:
     from cohort.ops.flops import Dimensions
 
+
+from typing import Literal
+
+from cohort.base.text import write_seconds
+
 Row = Mapping[str, Any]
 
 
@@ -27,101 +31,37 @@ Row = Mapping[str, Any]
 class Stage:
     name: str
     subject: str
-    """As the subject of a sentence: "... of a step go into <subject>"."""
+    """A noun phrase for "... of a step's time goes into <subject>"."""
     does: str
     fix: str
-    """What to change where it takes too long."""
+    """What to change if it takes too long."""
     normal: float = 0.5
-    """Share of a step up to which it is no cause for a remark. Sampling and training are the work itself."""
+    """Share of a step above which the stage is a finding. Sampling and training are the actual work, so theirs is higher."""
 
 
 STAGES = (
-    Stage(
-        "wait",
-        "waiting for what is sampled ahead",
-        "training waits for completions that are sampled and scored in the background",
-        "See ahead/sample_seconds and ahead/score_seconds for who is waited for.",
-        1.0,  # a finding of its own speaks of it
-    ),
-    Stage(
-        "rollout",
-        "sampling completions",
-        "prompts are run and completions sampled, the copy to the host included",
-        "Lower sampling.max_completion_tokens if few completions need it, raise sampling.slots, or use a GPU.",
-        0.9,
-    ),
-    Stage(
-        "reward",
-        "rewards",
-        "reward functions judge what they have not judged while it was sampled",
-        "Look at reward/<part>/seconds for the slow one; make it cheaper or lower its timeout_s. If it looks at one completion at a time, "
-        "per_completion = True scores while others are sampled; ahead.lag = 1 trains meanwhile.",
-    ),
-    Stage(
-        "prepare",
-        "preparing the batch",
-        "rollouts become examples with advantages; this is work of the host",
-        "It grows with the tokens of a step alone: fewer or shorter completions, or a faster CPU.",
-    ),
-    Stage(
-        "old",
-        "old log-probs",
-        "the policy scores the batch before its first update",
-        "train.minibatches_per_step = 1 and train.passes_per_step = 1 need none.",
-    ),
-    Stage(
-        "reference",
-        "the reference",
-        "the reference scores the batch",
-        "algorithm.kl_coef = 0 without monitors.kl needs no reference.",
-    ),
-    Stage(
-        "teacher",
-        "the teacher",
-        "the teacher scores the batch",
-        "A smaller teacher, or none: teacher.source.",
-    ),
-    Stage("critic", "the critic's values", "the critic values the batch", 'Every advantage but "gae" does without a critic.'),
-    Stage(
-        "pack",
-        "packing micro-batches",
-        "examples are laid out in micro-batches; this is work of the host",
-        "It is work of the host: raise train.micro_batch_tokens, or use a faster CPU.",
-    ),
-    Stage(
-        "update",
-        "forward and backward passes",
-        "the policy (and the critic) run forward and backward over every micro-batch",
-        "Raise train.micro_batch_tokens while memory lasts; the gradient does not change.",
-        0.8,
-    ),
-    Stage(
-        "optimizer",
-        "optimizer steps",
-        "gradients are clipped, weights updated, and the update measured",
-        "Its time does not depend on the batch: more prompts_per_step or fewer minibatches_per_step spread it over more tokens.",
-    ),
-    Stage(
-        "observe",
-        "writing things down",
-        "metrics, signs of hacking, rollouts/ and the monitors",
-        "Raise monitors.rollouts_every, or write to a faster disk.",
-    ),
-    Stage(
-        "evaluate",
-        "evaluation",
-        "held-out problems are sampled and judged",
-        "Raise evaluation.every_steps, or lower evaluation.every_problems or evaluation.samples.",
-    ),
-    Stage("checkpoint", "checkpoints", "weights and optimizer are saved", "Raise checkpoints.every_steps."),
-)
+    Stage("wait", "waiting for rollouts sampled ahead", "training waits for completions that are sampled and scored in the background", "ahead/sample_seconds and ahead/score_seconds show which of the two is slower.", 1.0),  # has its own finding
+    Stage("rollout", "sampling completions", "runs prompts and samples completions, including the copy to the host", "Lower sampling.max_completion_tokens if few completions need it, raise sampling.slots, or use a GPU.", 0.9),
+    Stage("reward", "rewards", "scores the completions not yet scored during sampling", "Find the slow function in reward/<part>/seconds; make it cheaper or lower its timeout_s. If it scores one completion at a time, per_completion = True scores during sampling; ahead.lag = 1 trains meanwhile."),
+    Stage("prepare", "preparing the batch", "turns rollouts into examples with advantages, on the host", "It depends only on the tokens of a step: use fewer or shorter completions, or a faster CPU."),
+    Stage("old", "old log-probs", "scores the batch with the policy before its first update", "train.minibatches_per_step = 1 and train.passes_per_step = 1 need none."),
+    Stage("reference", "the reference", "scores the batch with the reference", "algorithm.kl_coef = 0 without monitors.kl needs no reference."),
+    Stage("teacher", "the teacher", "scores the batch with the teacher", "Use a smaller teacher, or none (teacher.source)."),
+    Stage("critic", "the critic's values", "computes the critic's values of the batch", 'Every advantage except "gae" needs no critic.'),
+    Stage("pack", "packing micro-batches", "lays out examples in micro-batches, on the host", "Raise train.micro_batch_tokens, or use a faster CPU."),
+    Stage("update", "forward and backward passes", "runs the policy (and the critic) forward and backward over every micro-batch", "Raise train.micro_batch_tokens while memory lasts; the gradient does not change.", 0.8),
+    Stage("optimizer", "optimizer steps", "clips gradients, updates weights and measures the update", "Its time does not depend on the batch: more prompts_per_step or fewer minibatches_per_step spread it over more tokens."),
+    Stage("observe", "recording metrics and rollouts", "writes metrics, signs of hacking and rollouts/, and calls the monitors", "Raise monitors.rollouts_every, or write to a faster disk."),
+    Stage("evaluate", "evaluation", "samples and scores held-out problems", "Raise evaluation.every_steps, or lower evaluation.every_problems or evaluation.samples."),
+    Stage("checkpoint", "checkpoints", "saves weights and optimizer", "Raise checkpoints.every_steps."),
+)  # fmt: skip
 STAGE_OF = {stage.name: stage for stage in STAGES}
 HOST = ("prepare", "pack", "observe")
-"""Stages in which a GPU has nothing to do."""
+"""Stages in which the GPU is idle."""
 
 
 def make_time_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
-    """Seconds of every stage that ran, in order; time/step is their sum."""
+    """The seconds of every stage that ran, in order, and their sum time/step."""
     unknown = seconds.keys() - STAGE_OF.keys()
     if unknown:
         raise ValueError(f"laps of unknown stages {sorted(unknown)}; the stages are {', '.join(STAGE_OF)}")
@@ -133,22 +73,22 @@ def make_time_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
 
 
 DENSE = ("llama", "mistral", "qwen2", "qwen3")
-"""Kinds of models whose cost per token is known here: gated MLPs, every parameter used by every token."""
+"""Model types with a known cost per token: gated MLPs, every parameter used by every token."""
 
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What a token costs the policy that is trained, and what the device could do at best (ops/flops.py)."""
+    """The cost of a token in training, and the peak of the device (ops/flops.py)."""
 
     dimensions: Dimensions
     peak_flops: float
     frozen_base: bool = False
     ranks: int = 1
-    """Devices that the tokens are run on, one for each rank."""
+    """Devices that share the tokens, one per rank."""
 
     @classmethod
     def of(cls, config: Any, device_name: str, frozen_base: bool, ranks: int = 1) -> Costs | None:
-        """None where the formula does not hold for the model, or the peak of the device is not known."""
+        """None if the formula does not apply to the model, or the peak of the device is unknown."""
         from cohort.ops.flops import Dimensions, find_peak_flops
 
         peak = find_peak_flops(device_name)
@@ -157,7 +97,7 @@ class Costs:
         return cls(Dimensions.from_config(config), peak, frozen_base, ranks)
 
     def utilisation(self, executed: float, scored: float, seconds: float) -> float:
-        """MFU: the body on every token that is run, the head on those whose log-prob is taken, forward and backward."""
+        """MFU of forward and backward passes: the body on every executed token, the head on tokens with a log-prob."""
         from cohort.ops.flops import count_training_flops
 
         flops = count_training_flops(self.dimensions, int(executed), int(scored), self.frozen_base)
@@ -165,12 +105,11 @@ class Costs:
 
 
 EXECUTED, FORWARDED, TRAINABLE = "tokens/executed", "tokens/forwarded", "tokens/trainable"
-"""Counts of one optimizer step that add up over a step. They become shares and rates, and stand in no row themselves."""
+"""Counts of one optimizer step, summed over a step. They become shares and rates and are not metrics themselves."""
 
 
 def count_minibatch_tokens(minibatch: Any) -> dict[str, float]:
-    """Tokens of one minibatch: run through the model, of the rows that were run, and all that could have been trained on; and
-    the micro-batches that they lie in."""
+    """Counts of one minibatch: its micro-batches, and its executed, forwarded and trainable tokens."""
     return {
         "perf/micro_batches": float(len(minibatch.micro_batches)),
         EXECUTED: float(minibatch.executed_tokens),
@@ -180,7 +119,7 @@ def count_minibatch_tokens(minibatch: Any) -> dict[str, float]:
 
 
 def make_speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | None = None) -> dict[str, float]:
-    """Rates and shares of one step, those that can be told."""
+    """The rates and shares of one step, as far as its counts and times are known."""
     speeds: dict[str, float] = {}
     step = sum(seconds.values())
     rollout, update = seconds.get("rollout", 0.0) or row.get("ahead/sample_seconds", 0.0), seconds.get("update", 0.0)
@@ -207,27 +146,27 @@ def make_speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | No
 
 
 def make_engine_metrics(engine: Any) -> dict[str, float]:
-    """What the engine counted in its last call, where it counts anything (`engine.last`); a name with an area is whole."""
+    """The counts of the engine's last call (`engine.last`), if it has any; names with an area are kept as they are."""
     counted = getattr(engine, "last", {}).items()
     return {name if "/" in name else f"perf/engine_{name}": float(value) for name, value in counted}
 
 
-# -- in words --------------------------------------------------------------------------------------------------------------
+# -- summaries -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class StageTime:
     stage: Stage
     median: float
-    """Seconds of the middle step, of those that went through the stage."""
+    """Median seconds of the steps with this stage."""
     total: float
     share: float
-    """Of the seconds of all steps."""
+    """Share of the seconds of all steps."""
     steps: int
 
 
 def measure_stages(rows: Sequence[Row]) -> list[StageTime]:
-    """Every stage that took time, in the order of a step. Shares are of sums, so that rare stages count for what they are."""
+    """Every stage that took time, in the order of a step. Shares are of sums, so that rare stages count in proportion."""
     laps = {stage: [value for value in list_seconds(rows, stage.name) if value] for stage in STAGES}
     whole = sum(list_seconds(rows, "step"))
     return [
@@ -238,7 +177,7 @@ def measure_stages(rows: Sequence[Row]) -> list[StageTime]:
 
 
 def drop_first_step(rows: Sequence[Row]) -> Sequence[Row]:
-    """Without the first step of a run, which imports, compiles and captures: it says nothing about the others."""
+    """The rows without the first step, which imports, compiles and captures, and so does not represent the others."""
     return rows[1:] if len(rows) > 1 else rows
 
 
@@ -247,15 +186,82 @@ def seconds_of(row: Row, stage: str) -> float | None:
 
 
 def list_seconds(rows: Sequence[Row], stage: str) -> list[float]:
-    """Of those steps that went through the stage."""
+    """The seconds of the stage in every step that has it."""
     name = f"time/{stage}"
     values: list[Any] = [row.get(name) for row in rows]
     return [max(0.0, float(value)) for value in values if type(value) in (float, int) and abs(value) <= LARGEST]
 
 
 def describe_times(rows: Sequence[Row], most: int = 4) -> str:
-    """One line, the largest first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
+    """One line, the largest stage first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
     times = sorted(measure_stages(drop_first_step(rows)), key=lambda time: -time.share)
     named = [f"{time.stage.name} {write_percent(time.share)}" for time in times[:most]]
     rest = sum(time.share for time in times[most:])
     return " · ".join([*named, *([f"the rest {write_percent(rest)}"] if rest >= 0.001 else [])])
+
+
+# -- sampling ahead ----------------------------------------------------------------------------------------------------
+
+NOTICED = 0.1
+"""Share of a step that training may wait while still counting as the slowest."""
+NEARLY = 0.85
+"""Share of a step that sampling or scoring must take to be the bottleneck on its own."""
+
+Slowest = Literal["training", "sampling", "scoring", "both"]
+"""both: sampling plus scoring, if neither takes as long as a step."""
+
+
+@dataclass(frozen=True)
+class AheadTimes:
+    """Seconds of the median step of a run that samples ahead.
+
+    A batch is sampled, scored and trained on in sequence, with lag + 1 batches in flight. So a step takes the longest of
+
+        training,  sampling,  scoring,  (training + sampling + scoring) / (lag + 1)
+    """
+
+    train: float
+    wait: float
+    sample: float
+    score: float
+
+    @property
+    def wait_share(self) -> float:
+        return self.wait / (self.wait + self.train) if self.wait else 0.0
+
+    @property
+    def slowest(self) -> Slowest:
+        if self.wait_share < NOTICED:
+            return "training"
+        if max(self.sample, self.score) < NEARLY * (self.train + self.wait):
+            return "both"
+        return "sampling" if self.sample >= self.score else "scoring"
+
+
+def measure_ahead(rows: Sequence[Row]) -> AheadTimes | None:
+    """The times of sampling, scoring and training; None if nothing is sampled ahead, or nothing was timed."""
+    chosen = [row for row in drop_first_step(rows) if isinstance(row.get("ahead/sample_seconds"), int | float)]
+    whole = [seconds_of(row, "step") or 0.0 for row in chosen]
+    waits = [seconds_of(row, "wait") or 0.0 for row in chosen]
+    if not chosen or not median(whole):
+        return None
+    sample, score = (median(float(row.get(f"ahead/{name}_seconds") or 0.0) for row in chosen) for name in ("sample", "score"))
+    return AheadTimes(median(a - b for a, b in zip(whole, waits, strict=True)), median(waits), sample, score)
+
+
+CHANGE = {
+    "training": "training is the bottleneck: use more ranks or larger micro-batches",
+    "sampling": "sampling is the bottleneck: use more servers or ranks for sampling, or shorter completions",
+    "scoring": "the reward functions are the bottleneck: make them faster, or run more of them in parallel",
+    "both": "only sampling and scoring together take longer than training: raise ahead.lag to have more batches in flight",
+}
+
+
+def describe_ahead(rows: Sequence[Row]) -> str:
+    """The times and the bottleneck in a sentence, with what to change; "" if nothing is sampled ahead."""
+    times = measure_ahead(rows)
+    if times is None:
+        return ""
+    parts = {"sampling": times.sample, "scoring": times.score, "training": times.train}
+    seconds = ", ".join(f"{name} {write_seconds(value)}" for name, value in parts.items())
+    return f"{seconds} per step; training waited {write_percent(times.wait_share)} of the time; {CHANGE[times.slowest]}"

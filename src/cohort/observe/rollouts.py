@@ -1,8 +1,34 @@
-"""What the policy wrote, step by step: the files of rollouts/, and the rows that are handed to those who watch. No torch.
+"""The files of rollouts/: completions, an index over all steps, and single tokens of a few groups. No torch.
 
-A row is one completion: the prompt, the text, its end, reward parts, verdict, what was extracted, the gold answer, the advantage, and
-the columns of the row that the prompt came from, by their own names (`row/NAME` where the name is taken). The files hold token ids
-and log-probs too.
+step-<N>.parquet         every completion of a step
+index.bin                one short record for every completion of all steps, so that a search reads no parquet
+step-<N>.tokens.parquet  what the updates did to single tokens, for a few groups of a step
+
+A row of the first is one completion: prompt, text, end, reward parts, verdict, extracted answer, reference answer (`gold`), advantage, and
+the columns of its data row under their own names (`row/NAME` where the name is taken). Monitors get the same rows; the files also hold
+token ids and log-probs.
+
+    rows = read_index(folder.index_file)                   # a numpy array of ROW, mapped from the file; nothing is read yet
+    rows[(rows["step"] == 12) & (rows["flags"] & WRONG_REWARDED != 0)]
+
+Index records are little-endian and of fixed width, steps ascend, and each step is written in one call. After a crash the file ends with
+at most one partial record, which readers skip and the next step overwrites.
+
+A row of the third is one completion as of the last update of the step that it took part in (`update`, from 1, of `updates`). Its lists
+have equal length, one value per token:
+
+    pieces, token_ids     the token as text and its sampled id; the pieces joined are the text, special tokens included
+    mask                  whether the token was trained on; where not, the columns below are null
+    advantage             the advantage credited to the token
+    sampling_logprob      log-prob of the engine that sampled it; null if the completions were given, not sampled
+    old_logprob           log-prob of the policy before the step's first update; null if the algorithm uses no ratio
+    policy_logprob, entropy, ratio, clipped      in the update; clipped: -1 below the region's limits, 1 above, 0 inside
+    ref_logprob           log-prob of the reference; null without one
+    coefficient           -d loss / d log pi before aggregation: how hard the update pushes the log-prob up
+    weight                the aggregation's weight of the token
+
+A whole list is null if it was not computed: the model does not run completions without gradient (coefficient 0, log-probs null), and an
+unscored completion, or one of a dropped group, takes part in no update (update null).
 """
 
 from __future__ import annotations
@@ -10,31 +36,35 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from cohort.base.interrupts import defer_interrupts
 from cohort.errors import RunError
 from cohort.types import Prompt, Rollout
 
 MAX_CELL = 2000
-"""Characters that are kept of a row's column: tests and documents stay where they are, in row `prompt_index` of the source."""
+"""Characters kept of a data column; longer tests and documents stay in row `prompt_index` of the source."""
 TOKENS = ("prompt_ids", "completion_ids", "sampling_logprobs")
-"""What only the files hold, and nobody reads with the eye."""
+"""Columns of the files that monitors do not get."""
 ENCODER = json.JSONEncoder(default=str)
-FILE_NAME = re.compile(r"step-(\d+)\.parquet")
+ROLLOUTS_NAME, TOKENS_NAME = re.compile(r"step-(\d+)\.parquet"), re.compile(r"step-(\d+)\.tokens\.parquet")
 
 
 def list_rows(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> list[dict[str, Any]]:
-    """One plain row per completion, as read_rollouts gives them."""
+    """One plain row per completion, as read_rollouts returns them."""
     columns = list_columns(step, rollouts, advantages_N)
     return [dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)]
 
 
 def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> dict[str, list[Any]]:
-    """Everything of a step but tokens, by column."""
+    """The columns of a step's file, except tokens."""
     outcomes, prompts = [rollout.outcome for rollout in rollouts], [rollout.prompt for rollout in rollouts]
     completions = [rollout.completion for rollout in rollouts]
     columns: dict[str, list[Any]] = {
@@ -43,7 +73,12 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
         "sample": [rollout.sample for rollout in rollouts],
         "policy_version": [rollout.policy_version for rollout in rollouts],
         "prompt_index": [prompt.index for prompt in prompts],
-        "prompt": read_by_prompt(prompts, lambda prompt: write_content(prompt.content)),
+        "prompt": read_by_prompt(
+            prompts,
+            lambda prompt: (
+                prompt.content if isinstance(prompt.content, str) else json.dumps(prompt.content, ensure_ascii=False)
+            ),
+        ),
         "completion": [completion.text for completion in completions],
         "end": [completion.end for completion in completions],
         "length": [completion.length for completion in completions],
@@ -66,14 +101,14 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
 
 
 def read_by_prompt(prompts: Sequence[Prompt], read: Callable[[Prompt], Any]) -> list[Any]:
-    """A value per completion, worked out once for all completions of a prompt."""
+    """One value per completion, computed once per prompt."""
     places = list(map(id, prompts))
     known = {place: read(prompt) for place, prompt in dict(zip(places, prompts, strict=True)).items()}
     return [known[place] for place in places]
 
 
 def read_row_column(prompts: Sequence[Prompt], name: str) -> list[Any]:
-    """A column of the data: numbers stay numbers where all of them are, everything else is text."""
+    """A column of the data: numbers if all values are numbers of one type, otherwise text."""
 
     def read(prompt: Prompt) -> Any:
         return prompt.columns.get(name)
@@ -86,7 +121,7 @@ def read_row_column(prompts: Sequence[Prompt], name: str) -> list[Any]:
 
 
 def write_cell(value: Any) -> str | None:
-    """A value of the data as text, cut where it is long."""
+    """A value of the data as text, truncated to MAX_CELL characters."""
     if value is None:
         return None
     try:
@@ -95,20 +130,15 @@ def write_cell(value: Any) -> str | None:
         text = str(value)
     if len(text) > MAX_CELL:
         text = f"{text[:MAX_CELL]} … ({len(text)} characters, cut here)"
-    return text.encode("utf-8", "replace").decode("utf-8")  # half a surrogate pair can be in JSON and in no file
+    return text.encode("utf-8", "replace").decode("utf-8")  # JSON can hold a lone surrogate, a UTF-8 file cannot
 
 
-def write_content(content: Any) -> str:
-    return content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
-
-
-# -- files -------------------------------------------------------------------------------------------------------------
+# -- completions -------------------------------------------------------------------------------------------------------
 
 
 def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float]) -> None:
-    """One parquet file with every completion of a step, in one move: a reader never sees half of it."""
+    """Write every completion of a step as one parquet file, atomically."""
     import pyarrow as pa
-    import pyarrow.parquet as pq
 
     kinds = {"reward": pa.float64(), "success": pa.bool_(), "extracted": pa.string(), "gold": pa.string()}
     kinds |= {"faults": pa.list_(pa.string())}
@@ -119,9 +149,19 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
     columns["prompt_ids"] = make_list_column([rollout.prompt.token_ids for rollout in rollouts], "int32")
     columns["completion_ids"] = make_list_column([rollout.completion.token_ids for rollout in rollouts], "int32")
     columns["sampling_logprobs"] = make_list_column([rollout.completion.sampling_logprobs for rollout in rollouts], "float32")
-    # Hardly two log-probs are alike: a dictionary of them makes the file larger and takes most of the writing.
-    with_dictionary = [path for name in columns if name != "sampling_logprobs" for path in (name, f"{name}.list.element")]
-    table = pa.table(columns)
+    write_table(file, columns, [name for name in columns if name != "sampling_logprobs"])
+
+
+def write_table(file: Path, columns: Mapping[str, Any], repetitive: Sequence[str]) -> None:
+    """Write a parquet file, atomically, with dictionaries for the repetitive columns.
+
+    Log-probs are nearly all distinct: a dictionary of them makes the file larger and takes most of the writing time.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    with_dictionary = [path for name in repetitive for path in (name, f"{name}.list.element")]
+    table = pa.table(dict(columns))
     file.parent.mkdir(exist_ok=True)
     with defer_interrupts():
         pq.write_table(table, file.with_suffix(".tmp"), use_dictionary=with_dictionary, write_page_checksum=True)
@@ -129,8 +169,7 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
 
 
 def make_list_column(rows: Sequence[Sequence[float]], dtype: str) -> Any:
-    """A parquet column with one list of numbers per row, made from one flat vector instead of an object per number."""
-    import numpy as np
+    """A parquet column with a list of numbers per row, built from one flat vector instead of one object per number."""
     import pyarrow as pa
 
     ends = np.cumsum([0, *map(len, rows)])
@@ -138,33 +177,44 @@ def make_list_column(rows: Sequence[Sequence[float]], dtype: str) -> Any:
     return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(values))
 
 
-def list_kept_steps(folder: Path) -> list[int]:
-    """The steps whose completions a run's rollouts/ holds, in order."""
+def list_kept_steps(folder: Path, name: re.Pattern[str] = ROLLOUTS_NAME) -> list[int]:
+    """The steps whose completions are in a run's rollouts/, in order."""
     try:
-        found = [FILE_NAME.fullmatch(name) for name in os.listdir(folder)]
+        found = [name.fullmatch(file) for file in os.listdir(folder)]
     except (FileNotFoundError, NotADirectoryError):
         return []
     return sorted(int(match.group(1)) for match in found if match)
 
 
 def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
-    """The completions of a step without their tokens, or these columns of them. In files of older runs what was extracted is called `answer`."""
+    """The completions of a step: all columns except tokens, or the named ones."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        # Not its path: a folder called rollouts/ would be taken for a partition of a data set. Nor a file of Python's: arrow's threads
-        # would ask for the interpreter, and one that asks while a short command ends aborts it (exit code 134).
+        # A path would make arrow take the folder rollouts/ for a partition of a dataset. With a Python file arrow's threads need
+        # the interpreter, and one that asks for it while a short command exits aborts the process (exit code 134).
         with pa.OSFile(str(file)) as stream:
-            there = pq.read_schema(stream).names
-            names = [name for name in there if (name not in TOKENS if columns is None else name in columns)]
+            present = pq.read_schema(stream).names
+            names = [name for name in present if (name not in TOKENS if columns is None else name in columns)]
             stream.seek(0)
             rows: list[dict[str, Any]] = pq.read_table(stream, columns=names).to_pylist()
     except (OSError, pa.ArrowException) as problem:
         raise RunError(f"{file} cannot be read ({str(problem).splitlines()[0]}).") from problem
-    if rows and columns is None and "extracted" not in rows[0]:
-        rows = [{"extracted" if name == "answer" else name: value for name, value in row.items()} for row in rows]
     return rows
+
+
+def is_intact(file: Path, step: int) -> bool:
+    """Whether every page of a parquet file matches its checksum and all rows belong to the step."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with pa.OSFile(str(file)) as stream:  # as in read_rollouts
+            table = pq.read_table(stream, page_checksum_verification=True)
+    except (OSError, ValueError, pa.ArrowException):
+        return False
+    return "step" in table.column_names and table["step"].unique().to_pylist() in ([step], [])
 
 
 def find_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
@@ -172,6 +222,262 @@ def find_parts(row: Mapping[str, Any]) -> dict[str, float | None]:
     return {name.removeprefix("reward/"): value for name, value in row.items() if name.startswith("reward/")}
 
 
-def order_by_telling(rewards: Mapping[int, Sequence[float | None]]) -> list[int]:
-    """Groups whose rewards differ, for they are the ones that teach, and behind them the others."""
+def order_useful_first(rewards: Mapping[int, Sequence[float | None]]) -> list[int]:
+    """Groups with different rewards first, since only they teach; then the others."""
     return sorted(rewards, key=lambda group: len({*rewards[group]} - {None}) < 2)
+
+
+# -- index -------------------------------------------------------------------------------------------------------------
+
+ROW = np.dtype(
+    [
+        ("step", "<u4"),
+        ("group", "<u4"),
+        ("sample", "<u2"),
+        ("row", "<u4"),
+        ("prompt_index", "<i8"),
+        ("reward", "<f8"),
+        ("advantage", "<f4"),
+        ("length", "<u4"),
+        ("end", "u1"),
+        ("success", "i1"),
+        ("flags", "u1"),
+    ]
+)
+"""row: place in the step's parquet file; reward: NaN if unscored; end: 0 stop, 1 length; success: -1 without a verdict."""
+DUPLICATE, WRONG_REWARDED, EVIDENCE = 1, 2, 4
+"""flags: same tokens as an earlier completion of the group; judged wrong but rewarded; evidence of a finding that held at the step."""
+
+ENDS = 100_000
+"""Records read at once from either end of the index: 4 MB."""
+
+Rows = npt.NDArray[np.void]
+
+
+def fill_rows(columns: Mapping[str, Any], token_ids: Sequence[tuple[int, ...]], evidence_rows: Collection[int] = ()) -> Rows:
+    """Index records of one step from these columns, with row numbers and flags."""
+    rows = np.zeros(len(token_ids), ROW)
+    for name, values in columns.items():
+        rows[name] = values
+    rows["row"] = np.arange(len(rows))
+    seen: set[tuple[int, tuple[int, ...]]] = set()
+    flags = []
+    for key in zip(rows["group"].tolist(), token_ids, strict=True):
+        count = len(seen)
+        seen.add(key)
+        flags.append(DUPLICATE * (len(seen) == count))
+    rows["flags"] = flags
+    rows["flags"] |= WRONG_REWARDED * ((rows["success"] == 0) & (rows["reward"] > 0)).astype(np.uint8)
+    rows["flags"][sorted(evidence_rows)] |= EVIDENCE
+    return rows
+
+
+def append_rows(
+    file: Path, step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[float], evidence_rows: Collection[int] = ()
+) -> None:
+    """Append the index records of a step, replacing records of this step and later ones.
+
+    evidence_rows: places of the completions that findings name as evidence.
+    """
+    truncate_index(file, step - 1)
+    outcomes = [rollout.outcome for rollout in rollouts]
+    columns = {
+        "step": step,
+        "group": [rollout.group for rollout in rollouts],
+        "sample": [rollout.sample for rollout in rollouts],
+        "prompt_index": [rollout.prompt.index for rollout in rollouts],
+        "reward": [np.nan if outcome.reward is None else outcome.reward for outcome in outcomes],
+        "advantage": advantages_N,
+        "length": [rollout.completion.length for rollout in rollouts],
+        "end": [rollout.completion.end == "length" for rollout in rollouts],
+        "success": [-1 if outcome.success is None else outcome.success for outcome in outcomes],
+    }
+    rows = fill_rows(columns, [rollout.completion.token_ids for rollout in rollouts], evidence_rows)
+    file.parent.mkdir(exist_ok=True)
+    with file.open("ab") as stream:
+        stream.write(rows.tobytes())
+
+
+def read_index(file: Path) -> Rows:
+    """All complete records, memory-mapped; an empty array if the file is missing."""
+    try:
+        count = file.stat().st_size // ROW.itemsize
+        return np.memmap(file, ROW, "r", shape=(count,)) if count else np.zeros(0, ROW)
+    except (OSError, ValueError):  # deleted or truncated between the two calls
+        return np.zeros(0, ROW)
+
+
+def read_ends(file: Path) -> tuple[Rows, Rows]:
+    """Copies of the complete steps among the first and the last ENDS records; a memory map would break if a resume truncates the file."""
+    try:
+        count = file.stat().st_size // ROW.itemsize
+        skipped = max(0, count - ENDS)
+        first, last = np.fromfile(file, ROW, ENDS), np.fromfile(file, ROW, ENDS, offset=skipped * ROW.itemsize)
+    except (OSError, ValueError):
+        return np.zeros(0, ROW), np.zeros(0, ROW)
+    if skipped:  # the steps at the cuts may be incomplete
+        first, last = first[first["step"] != first["step"][-1]], last[last["step"] != last["step"][0]]
+    return first, last
+
+
+def truncate_index(file: Path, step: int) -> None:
+    """Remove the records of later steps and a partial record, so that steps that run again are not recorded twice."""
+    rows = read_index(file)
+    if file.is_file():
+        late = len(rows) and int(rows["step"][-1]) > step  # steps ascend
+        size = ROW.itemsize * (int(np.argmax(rows["step"] > step)) if late else len(rows))
+        del rows  # unmap what is about to be cut off
+        if size != file.stat().st_size:
+            os.truncate(file, size)
+
+
+# -- tokens ------------------------------------------------------------------------------------------------------------
+
+NUMBERS = (
+    "advantage", "sampling_logprob", "old_logprob", "policy_logprob", "ref_logprob", "entropy", "ratio", "clipped", "coefficient",
+    "weight",
+)  # fmt: skip
+"""The columns with a number or null for every token."""
+REPEATED = ("advantage", "clipped", "weight")
+"""Those of NUMBERS with few distinct values, which a dictionary compresses well."""
+PLACES = ("group", "sample", "row", "update", "updates", "length")
+MAX_TOKENS = 32_768
+"""Tokens per file: with ten numbers and a text each it stays below 2 MB."""
+MAX_GROUPS = 4
+"""Groups per file, besides those that findings name."""
+MAX_READ_BYTES, MAX_READ_VALUES = 1 << 24, 1 << 21
+"""Larger files are refused: no run writes them."""
+
+
+@dataclass(frozen=True)
+class TokenRow:
+    """The tokens of one completion."""
+
+    group: int
+    sample: int
+    row: int
+    """Place in the step's rollouts."""
+    update: int | None
+    """The step's update that the numbers come from, from 1; None: no known update."""
+    updates: int
+    """Updates of the step."""
+    pieces: Sequence[str]
+    token_ids: Sequence[int]
+    mask: Sequence[bool]
+    numbers: Mapping[str, Sequence[float] | None]
+    """By the names of NUMBERS: one value per token, NaN where a token has none; None or absent: not computed."""
+    length: int
+    """Tokens of the whole completion; the lists are shorter if it was truncated here."""
+
+
+def write_tokens(file: Path, step: int, rows: Sequence[TokenRow]) -> None:
+    """Write the tokens of these completions of a step as one parquet file, atomically."""
+    import pyarrow as pa
+
+    ends = np.cumsum([0, *(len(row.token_ids) for row in rows)], dtype=np.int32)
+
+    def make_lists(values: Any) -> Any:
+        return pa.ListArray.from_arrays(pa.array(ends), values)
+
+    def make_numbers(name: str) -> Any:
+        columns = [row.numbers.get(name) for row in rows]
+        sizes = [0 if column is None else len(column) for column in columns]
+        known = [np.asarray(column, np.float32) for column in columns if column is not None]
+        flat = np.concatenate([*known, np.zeros(0, np.float32)])
+        missing = np.isnan(flat)
+        kind = pa.int8() if name == "clipped" else pa.float32()
+        values = pa.array(np.where(missing, 0, flat).astype(kind.to_pandas_dtype()), mask=missing)
+        starts = np.cumsum([0, *sizes], dtype=np.int32)
+        absent = np.array([column is None for column in columns] + [False])
+        return pa.ListArray.from_arrays(pa.array(starts, mask=absent), values)
+
+    columns = {
+        "step": pa.array([step] * len(rows), pa.int32()),
+        **{name: pa.array([getattr(row, name) for row in rows], pa.int32()) for name in PLACES},
+        "pieces": make_lists(pa.array(list(chain.from_iterable(row.pieces for row in rows)), pa.string())),
+        "token_ids": make_list_column([row.token_ids for row in rows], "int32"),
+        "mask": make_list_column([row.mask for row in rows], "bool"),
+        **{name: make_numbers(name) for name in NUMBERS},
+    }
+    write_table(file, columns, [name for name in columns if name not in NUMBERS or name in REPEATED])
+
+
+def read_tokens(file: Path, group: int | None = None) -> list[dict[str, Any]]:
+    """The completions of the file, or of one of its groups, as dicts of the columns above."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = f"{file.parent.name}/{file.name}"
+    try:
+        with pa.OSFile(str(file)) as stream:  # as in read_rollouts
+            opened = pq.ParquetFile(stream)
+            if reason := find_foreign_form(file, opened.metadata, opened.schema_arrow):
+                raise RunError(f"{name} cannot be read ({reason}).")
+            rows: list[dict[str, Any]] = opened.read().to_pylist()
+    except (OSError, pa.ArrowException) as problem:
+        raise RunError(f"{name} cannot be read ({str(problem).splitlines()[0]}).") from problem
+    if not all(map(is_complete, rows)):
+        raise RunError(f"{name} cannot be read (it has rows with gaps, or lists of different lengths).")
+    return [row for row in rows if group is None or row["group"] == group]
+
+
+def find_foreign_form(file: Path, metadata: Any, schema: Any) -> str:
+    """Why no run can have written this file: its size, also unpacked, or its columns; "" if it looks like ours."""
+    chunks = [metadata.row_group(place) for place in range(metadata.num_row_groups)]
+    values = sum(chunk.column(place).num_values for chunk in chunks for place in range(chunk.num_columns))
+    size = max(file.stat().st_size, sum(chunk.total_byte_size for chunk in chunks))
+    if size > MAX_READ_BYTES or values > MAX_READ_VALUES:
+        return "it is larger than any file that a run writes there"
+    lists = dict.fromkeys(NUMBERS, "float") | {"clipped": "int8", "pieces": "string", "token_ids": "int32", "mask": "bool"}
+    for name, wanted in (dict.fromkeys(("step", *PLACES), "int32") | lists).items():
+        if name not in schema.names:
+            return f"it has no column {name!r}"
+        kind = schema.field(name).type
+        if str(getattr(kind, "value_type", None) if name in lists else kind) != wanted:
+            return f"its column {name!r} has a type that no run writes"
+    return ""
+
+
+def is_complete(row: Mapping[str, Any]) -> bool:
+    """Whether a row names a completion and its lists have equal length."""
+    always = [row[name] for name in ("pieces", "token_ids", "mask")]
+    if None in always or any(None in one for one in always) or any(row[name] is None for name in ("group", "sample", "row")):
+        return False
+    return len({len(one) for one in (*always, *(row[name] for name in NUMBERS)) if one is not None}) == 1
+
+
+def list_token_steps(folder: Path) -> list[int]:
+    """The steps with a file of tokens in a run's rollouts/, in order."""
+    return list_kept_steps(folder, TOKENS_NAME)
+
+
+def choose_groups(rewards: Mapping[int, Sequence[float | None]], named: Sequence[int], more: bool) -> list[int]:
+    """Groups to record, the most important first: those that findings name; with `more` also useful groups, then any others."""
+    return list(dict.fromkeys([*named, *(order_useful_first(rewards)[:MAX_GROUPS] if more else [])]))
+
+
+def choose_rows(
+    groups: Sequence[int], members: Mapping[int, Sequence[int]], lengths_N: Sequence[int], advantages_N: Sequence[float]
+) -> dict[int, int]:
+    """Row -> how many of its tokens to record: whole groups in this order, up to MAX_TOKENS.
+
+    If the first group does not fit, as many of its completions as do, the largest and smallest advantages alternating; if none fits, the
+    beginning of one.
+    """
+    chosen: dict[int, int] = {}
+    room = MAX_TOKENS
+    for place, group in enumerate(groups):
+        rows, whole = members[group], sum(lengths_N[row] for row in members[group]) <= room
+        by_advantage = sorted(rows, key=lambda row: -advantages_N[row])
+        for row in rows if whole else alternate_ends(by_advantage) if place == 0 else ():
+            if lengths_N[row] <= room:
+                chosen[row] = lengths_N[row]
+                room -= lengths_N[row]
+    if groups and not chosen:
+        chosen = {max(members[groups[0]], key=lambda row: advantages_N[row]): MAX_TOKENS}
+    return dict(sorted(chosen.items()))
+
+
+def alternate_ends(ordered: Sequence[int]) -> list[int]:
+    """The first, the last, the second, the last but one, and so on."""
+    return [row for pair in zip(ordered, reversed(ordered), strict=True) for row in pair][: len(ordered)]

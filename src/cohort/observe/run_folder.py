@@ -1,8 +1,8 @@
-"""The run folder: the one place where a run lives, readable without this package.
+"""The run folder: holds everything about a run, in formats readable without this package.
 
 runs/<name>/  recipe.toml · metrics.jsonl · evaluations.jsonl · events.jsonl · rollouts/ · samples/ · checkpoints/ · start/ · model/
-              ranks.jsonl (of several ranks) · summary.json · report.html · algorithm.json (of functions of the user's own)
-              prompts.jsonl, evaluate_on.SET.jsonl, base/ (rows and a model that were handed in from Python)
+              ranks.jsonl (with several ranks) · summary.json · report.html · algorithm.json (with user-defined functions)
+              prompts.jsonl, evaluate_on.SET.jsonl, base/ (rows and a model passed from Python)
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import shutil
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -25,7 +25,7 @@ from cohort.base.files import is_locked, lock_file, read_object, write_whole
 from cohort.errors import CohortError, RunError
 from cohort.model.chat import read_template
 from cohort.observe.monitors.jsonl import read_rows
-from cohort.observe.rollouts import write_rollouts
+from cohort.observe.rollouts import is_intact, list_token_steps, write_rollouts
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.recipe.schema import PromptsConfig, Recipe
@@ -35,11 +35,13 @@ from cohort.rewards.call import is_plain
 from cohort.types import Rollout
 
 MODEL_FILES = ("config.json", "adapter_config.json")
-"""One of these makes a folder a model, or an adapter."""
+"""A folder with one of these files is a model or an adapter."""
 SEEN_WITHIN_S = 10.0
-"""In which another host sees what was just written to a folder they share."""
+"""How long a new file may take to appear on another host that shares the folder."""
 MAX_OWN_BYTES = 1 << 20
-"""Of an algorithm.json that is read: three entries are a few kilobytes."""
+"""Size limit for algorithm.json; three entries take a few kilobytes."""
+MOST_SHOWN = 8
+"""Steps that a warning lists individually."""
 
 
 class RunFolder:
@@ -61,14 +63,14 @@ class RunFolder:
         self.summary_file = root / "summary.json"
         self.base = root / "base"
         self.owned = True
-        """Whether this process writes here. Of the ranks of a run the main one does, and the others read."""
+        """Whether this process writes here. Only the main rank does; other ranks read."""
         self.made: list[Path] = []
-        """The folder and those above it that this process has made for it."""
+        """The folder and the parent folders that this process created for it."""
         self._lock: IO[str] | None = None
 
     @classmethod
     def create(cls, recipe: Recipe) -> RunFolder:
-        """A new folder. A name that is taken is an error: a run is never overwritten."""
+        """Create a folder for a new run. An existing name is an error: a run is never overwritten."""
         name = check_name(recipe.name) if recipe.name else make_default_name(recipe)
         folder = cls(Path(recipe.runs_folder) / name)
         above = [path for path in folder.root.parents if not path.exists()]
@@ -76,7 +78,7 @@ class RunFolder:
         try:
             if not recipe.name:
                 folder = cls(make_new_folder(folder.root))
-            elif folder.has_earned():
+            elif folder.has_results():
                 raise RunError(
                     f"{folder.root} exists. Resume it with `cohort resume {folder.root}`, or choose another name=..."
                 )
@@ -84,50 +86,51 @@ class RunFolder:
                 folder.root.mkdir(parents=True, exist_ok=True)
             folder.lock()
             folder.made = [folder.root, *above] if new else []
-            for left in (folder.own_file, folder.events_file):  # by a start that failed at once
+            for left in (folder.own_file, folder.events_file):  # from a start that failed immediately
                 left.unlink(missing_ok=True)
             write_whole(folder.recipe_file, dump_recipe(recipe))
         except OSError as problem:
             raise RunError(
-                f"runs_folder: cannot make {folder.root} ({problem.strerror}); set runs_folder to one that can be written."
+                f"runs_folder: cannot create {folder.root} ({problem.strerror}); set runs_folder to a writable folder."
             ) from problem
         return folder
 
     @classmethod
     def watch(cls, root: str | Path) -> RunFolder:
-        """The folder of a run that another process owns."""
+        """The folder of a run that another process owns; waits until it appears on this host."""
         folder, until = cls(Path(root)), time.monotonic() + SEEN_WITHIN_S
         while not folder.recipe_file.is_file():
             if time.monotonic() > until:
                 raise RunError(
-                    f"runs_folder: {root} was made by the main rank and is not seen on {socket.gethostname()}. Set runs_folder to one that all "
-                    "hosts share."
+                    f"runs_folder: the main rank created {root}, but it does not exist on {socket.gethostname()}. Set runs_folder to a folder "
+                    "that all hosts share."
                 )
             time.sleep(0.1)
         folder.owned = False
         return folder
 
     def discard(self) -> None:
-        """Leave nothing of a start that was refused: the folder goes if this process made it and nothing is earned in it."""
-        if self.made and not self.has_earned():
+        """Delete the folder after a refused start, if this process created it and it holds no results."""
+        if self.made and not self.has_results():
             shutil.rmtree(self.made[0], ignore_errors=True)
             for above in self.made[1:]:
-                with contextlib.suppress(OSError):  # another run lives in it
+                with contextlib.suppress(OSError):  # holds another run
                     above.rmdir()
 
-    def has_earned(self) -> bool:
-        """Whether anything would be lost with this folder. One left by a start that failed at once may be used again."""
+    def has_results(self) -> bool:
+        """Whether deleting this folder would lose results. A folder left by a failed start has none and can be reused."""
         return any(path.exists() for path in (self.metrics_file, self.evaluations_file, self.checkpoints, self.model))
 
     @classmethod
     def open(cls, root: str | Path) -> RunFolder:
+        """The folder of an existing run; a RunError if it is not one."""
         folder = cls(Path(root))
         if not folder.recipe_file.is_file():
             raise RunError(f"{root} is not a run folder: it has no recipe.toml")
         return folder
 
     def recipe(self) -> Recipe:
-        """With what algorithm.json says of the user's functions in it. Nothing of theirs is imported."""
+        """The recipe, with the facts about user-defined functions from algorithm.json. Imports no user code."""
         import tomllib
 
         try:
@@ -135,17 +138,17 @@ class RunFolder:
             return recipe.model_copy(update={"algorithm": recipe.algorithm.resolved(self.read_own_functions(recipe.algorithm))})
         except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
             raise RunError(
-                f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe the run was started with."
+                f"{self.recipe_file} cannot be read ({problem}); restore it from the recipe that started the run."
             ) from problem
 
     def use_kept_base(self, recipe: Recipe) -> Recipe:
-        """The recipe with the model that the run keeps itself, wherever the folder lies by now."""
+        """The recipe with model.source set to the copy in base/, if the run has one; the folder may have moved."""
         if not (self.base / MODEL_FILES[0]).is_file():
             return recipe
         return recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": str(self.base.resolve())})})
 
     def read_own_functions(self, algorithm: AlgorithmConfig) -> Own:
-        """The facts of the user's functions that the algorithm names, as far as algorithm.json has them. It is only data."""
+        """What algorithm.json says about the user-defined functions of the algorithm; data only, no code."""
         words = algorithm.model_dump()
         if not list_own(words) or not self.own_file.is_file():
             return {}
@@ -154,34 +157,34 @@ class RunFolder:
                 raise BadChoice(f"it is larger than {MAX_OWN_BYTES} bytes")
             return parse_own(json.loads(self.own_file.read_text(encoding="utf-8")), words)
         except (OSError, ValueError, RecursionError) as problem:
-            raise RunError(f"{self.own_file} cannot be used ({problem}); restore it as the run wrote it.") from problem
+            raise RunError(f"{self.own_file} cannot be used ({problem}); restore the file that the run wrote.") from problem
 
     def keep_own_functions(self, algorithm: AlgorithmConfig) -> None:
-        """Write down what is known of the user's functions, once they are resolved. Another source than before is refused."""
+        """Write algorithm.json after resolving user-defined functions; refuses functions whose source has changed."""
         if not algorithm.own:
             return
-        if not self.own_file.is_file() and self.has_earned():
+        if not self.own_file.is_file() and self.has_results():
             raise RunError(
-                f"{self.own_file} is missing, so nobody knows whether the run was started with these functions. Restore it, or "
-                "start a new run."
+                f"{self.own_file} is missing, so Cohort cannot check that the run was started with these functions. Restore the file or start "
+                "a new run."
             )
         for kind, before in self.read_own_functions(algorithm).items():
             now = algorithm.own[kind]
             if before.digest != now.digest:
                 raise RunError(
-                    f"algorithm.{kind}: the source of {now.name} is not the one the run was started with (then {before.digest}, now "
-                    f"{now.digest}). Going on would train with a mixture: restore the file, or start a new run."
+                    f"algorithm.{kind}: the source of {now.name} has changed since the run was started (digest then {before.digest}, now "
+                    f"{now.digest}). Resuming would mix two algorithms: restore the file or start a new run."
                 )
         self.write_json(self.own_file, make_document(algorithm.own, algorithm.args))
 
     def lock(self) -> None:
-        """Hold the folder for this process. The kernel lets go when the process ends, however it ends."""
+        """Lock the folder for this process. The kernel releases the lock when the process ends, even after a crash."""
         file = self.root / "run.lock"
         stream = lock_file(file)
         if stream is None:
             owner = file.read_text(encoding="utf-8").strip() or "unknown"
             raise RunError(
-                f"{self.root} is in use by process {owner}. Two processes on one run would corrupt it; wait for it or stop it."
+                f"{self.root} is in use by process {owner}. Two processes would corrupt the run; wait for that process or stop it."
             )
         stream.truncate(0)
         stream.write(str(os.getpid()))
@@ -190,11 +193,11 @@ class RunFolder:
 
     @property
     def is_in_use(self) -> bool:
-        """Whether another process of this host trains the run now."""
+        """Whether another process on this host is training the run."""
         return is_locked(self.root / "run.lock")
 
     def has_model(self) -> bool:
-        """Whether model/ was exported: a model, or with LoRA perhaps an adapter."""
+        """Whether model/ holds the exported model, or an adapter."""
         return any((self.model / name).is_file() for name in MODEL_FILES)
 
     def unlock(self) -> None:
@@ -207,11 +210,11 @@ class RunFolder:
             write_whole(path, json.dumps(document, indent=2))
 
     def rows_file(self, set_name: str = "") -> Path:
-        """Where rows from Python are kept: the prompts, or an evaluation set."""
+        """The file for rows passed from Python: the prompts, or an evaluation set."""
         return self.root / (f"evaluate_on.{check_name(set_name)}.jsonl" if set_name else "prompts.jsonl")
 
     def keep_rows(self, rows: Sequence[Mapping[str, Any]], set_name: str = "") -> bool:
-        """Write rows handed in from Python into the folder, so that a resume needs nothing else. False: JSON would change them."""
+        """Save rows passed from Python, so that a resume needs nothing else. False if JSON would change them."""
         if not all(is_plain(dict(row)) for row in rows):
             return False
         if self.owned and not self.rows_file(set_name).is_file():
@@ -219,7 +222,7 @@ class RunFolder:
         return True
 
     def read_kept_rows(self, recipe: Recipe, handed_in: Materials | None = None) -> Materials:
-        """The rows that a run from Python keeps, but for those that are handed in again; none where the recipe names the source."""
+        """The saved rows of a run started from Python, except those passed again."""
         again = handed_in or Materials()
         sets = [name for name, config in recipe.evaluation.sets.items() if config.source == PYTHON_ROWS]
         prompts = recipe.prompts.source == PYTHON_ROWS and again.rows is None
@@ -231,32 +234,32 @@ class RunFolder:
     def _read_rows(self, set_name: str, word: str) -> list[dict[str, Any]]:
         file = self.rows_file(set_name)
         if not file.is_file():
-            raise RunError(f"{word} came from Python and could not be kept with the run: use cohort.resume(run, {word}=rows).")
+            raise RunError(f"{word} came from Python and could not be saved with the run: use cohort.resume(run, {word}=rows).")
         return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()]
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The row of every finished step."""
+        """The metrics row of every finished step."""
         return read_rows(self.metrics_file)
 
     def rollouts_file(self, step: int) -> Path:
-        """Every completion of the step; see observe/rollouts.py."""
+        """The file with every completion of the step; see observe/rollouts.py."""
         return self.rollouts / f"step-{step:06d}.parquet"
 
     def tokens_file(self, step: int) -> Path:
-        """Single tokens of a few groups of the step; see observe/token_record.py."""
+        """The file with single tokens of a few groups of the step; see observe/rollouts.py."""
         return self.rollouts / f"step-{step:06d}.tokens.parquet"
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every evaluation written so far."""
+        """Every evaluation so far."""
         return read_rows(self.evaluations_file)
 
     def evaluation(self, label: str, step: int) -> dict[str, Any] | None:
-        """The one of that label and step, if it was written."""
+        """The evaluation with this label and step; None if there is none."""
         found = (row for row in self.evaluations() if row.get("label") == label and row.get("step") == step)
         return next((row for row in found if "sets" in row), None)
 
     def keep_baseline(self, document: Mapping[str, Any]) -> None:
-        """Put the evaluation before training back to where it belongs, before all others."""
+        """Restore the evaluation before training as the first row of evaluations.jsonl."""
         others = [row for row in self.evaluations() if row.get("label") != "before"]
         if self.owned:
             write_whole(self.evaluations_file, "".join(json.dumps(row) + "\n" for row in (document, *others)))
@@ -265,23 +268,23 @@ class RunFolder:
         return read_object(self.summary_file)
 
     def describe_ignored_edit(self, summary: Mapping[str, Any]) -> str:
-        """What to say of a finished run whose recipe.toml asks for other steps than it has made; "" if it does not."""
+        """A notice if recipe.toml of a finished run was edited to a different number of steps; otherwise ""."""
         try:
             asked = self.recipe().train.num_steps
-        except CohortError:  # nobody needs the recipe of a finished run
+        except CohortError:  # a finished run does not need its recipe
             return ""
         if asked == summary.get("steps", asked):
             return ""
         if summary.get("stopped"):
-            return f"It {summary['stopped']}. A run that has stopped is not trained longer."
+            return f"It {summary['stopped']}. A stopped run cannot be extended."
         start = "model.lora.adapter" if (self.model / "adapter_config.json").is_file() else "model.source"
         return (
-            f"recipe.toml asks for {asked} steps, and the run has made {summary['steps']}: edits after the end are not used. "
+            f"recipe.toml asks for {asked} steps, but the run finished after {summary['steps']}: edits to a finished run have no effect. "
             f"To train longer, start a new run from its model: {start}={self.model} cold_start.num_steps=0 name=NEW"
         )
 
     def write_samples(self, label: str, examples: Sequence[Mapping[str, Any]]) -> None:
-        """The completions of the first problems, of the evaluation before or after."""
+        """Write completions of the first problems from the evaluation before or after training."""
         if self.owned:
             self.samples.mkdir(exist_ok=True)
             text = "".join(json.dumps(example) + "\n" for example in examples)
@@ -293,24 +296,24 @@ class RunFolder:
 
 
 def open_run_at(path: Path) -> RunFolder | None:
-    """The run in that folder. One with a model's or an adapter's config is that, whatever else lies there."""
+    """The run in this folder; None if it is not a run, or holds a model or an adapter."""
     is_run = (path / "recipe.toml").is_file() and not any((path / name).is_file() for name in MODEL_FILES)
     return RunFolder.open(path) if is_run else None
 
 
 def make_new_folder(folder: Path) -> Path:
-    """Make a folder that nobody has: of this name, or with a number behind it. Two processes never get the same one."""
+    """Create a new folder of this name, or with a number appended. Two processes never get the same folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for number in itertools.count(1):
         free = folder if number == 1 else folder.with_name(f"{folder.name}-{number}")
         with contextlib.suppress(FileExistsError):
             free.mkdir()
             return free
-    raise AssertionError("numbers do not end")
+    raise AssertionError("unreachable")
 
 
 def read_known_functions(root: Path, recipe: Mapping[str, Any]) -> tuple[Own, str]:
-    """(facts of the user's functions in a run's recipe, why they cannot be used). For those who watch: it never fails."""
+    """(facts about the user-defined functions in a run's recipe, why they cannot be used). For observers: never fails."""
     try:
         return RunFolder(root).read_own_functions(AlgorithmConfig.model_validate(recipe.get("algorithm", {}))), ""
     except ValueError:  # a recipe of another version
@@ -329,9 +332,9 @@ def make_absolute(path: Path) -> Path:
 
 
 def make_paths_absolute(recipe: Recipe) -> Recipe:
-    """Sources that are local files or folders, by their full path: a run can then be resumed from any folder.
+    """The recipe with absolute paths for local files and folders, so that a run can be resumed from any folder.
 
-    Of a chat template the text itself: an edit of its file would change what the policy is asked in the middle of a run.
+    A chat template is replaced by its text: editing its file would change the prompts in the middle of a run.
     """
 
     def resolve_source(source: str) -> str:
@@ -367,9 +370,9 @@ def make_paths_absolute(recipe: Recipe) -> Recipe:
 
 
 def check_name(name: str) -> str:
-    """A run is a folder of its own inside runs_folder: a name that points elsewhere would write over what lies there."""
+    """The name of a run's folder inside runs_folder. A path is refused: it could overwrite something elsewhere."""
     if name in (".", "..") or any(character in name for character in "/\\\0"):
-        raise RunError(f"name: {name!r} is a path; give one word for the folder, and set runs_folder to where runs belong.")
+        raise RunError(f"name: {name!r} is a path; give a plain folder name, and set runs_folder for the location.")
     return name
 
 
@@ -377,3 +380,43 @@ def make_default_name(recipe: Recipe) -> str:
     subject = recipe.prompts.source if recipe.model.source == "scratch" else recipe.model.source
     word = re.sub(r"[^A-Za-z0-9_.-]+", "-", subject.rsplit(":", 1)[-1].rstrip("/").rsplit("/", 1)[-1]).strip("-.")
     return f"{word or 'run'}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+# -- lost records ------------------------------------------------------------------------------------------------------
+
+
+def find_losses(folder: RunFolder, recipe: Recipe, done: int) -> Iterator[str]:
+    """A warning for each kind of record of the first `done` steps that is missing or damaged. Resuming does not need these files."""
+    written = list_steps(folder.metrics())
+    if lost := [step for step in range(1, done + 1) if step not in written]:
+        yield f"metrics.jsonl has no row for {name_steps(lost)}: charts and findings skip them"
+    every = recipe.evaluation.every_steps if recipe.evaluation.samples else 0
+    measured = list_steps(row for row in folder.evaluations() if row.get("label") == "during")
+    last = min(done, recipe.train.num_steps - 1)
+    if every and (lost := [step for step in range(every, last + 1, every) if step not in measured]):
+        yield f"evaluations.jsonl has no evaluation for {name_steps(lost)}: the report skips them"
+    every = recipe.monitors.rollouts_every
+    kept = range(every, done + 1, every) if every else ()
+    if lost := [step for step in kept if not is_intact(folder.rollouts_file(step), step)]:
+        yield f"rollouts/ has no intact file for {name_steps(lost)}: these completions are lost; training is not affected"
+    recorded = [step for step in list_token_steps(folder.rollouts) if step <= done]
+    if lost := [step for step in recorded if not is_intact(folder.tokens_file(step), step)]:
+        yield f"rollouts/ has no intact token file for {name_steps(lost)}: these token records are lost; training is not affected"
+    if any(row.get("label") == "before" for row in folder.evaluations()) and not has_rows(folder.samples / "before.jsonl"):
+        yield "samples/before.jsonl is lost or damaged: the report lacks completions from before training"
+
+
+def has_rows(file: Path) -> bool:
+    """Whether every line of a JSONL file can be read."""
+    return file.is_file() and len(read_rows(file)) == len(file.read_bytes().splitlines()) > 0
+
+
+def list_steps(rows: Iterable[Mapping[str, Any]]) -> set[Any]:
+    return {row.get("step") for row in rows}
+
+
+def name_steps(steps: list[int]) -> str:
+    """step 3; steps 3, 4, 9 and 12 more"""
+    shown = ", ".join(map(str, steps[:MOST_SHOWN]))
+    more = f" and {len(steps) - MOST_SHOWN} more" if len(steps) > MOST_SHOWN else ""
+    return f"step{'' if len(steps) == 1 else 's'} {shown}{more}"

@@ -20,7 +20,7 @@ from cohort.base.text import make_printable, write_estimate, write_percent
 from cohort.data.rows import load_rows, suggest_file
 from cohort.errors import CohortError, RecipeError, RunError
 from cohort.evaluation.estimators import FEW_PROBLEMS, PairedDifference
-from cohort.observe.changes import write_difference
+from cohort.observe.outcome import write_difference
 from cohort.observe.run_folder import MODEL_FILES, RunFolder, make_paths_absolute, open_run_at
 from cohort.recipe.file import is_section_value, load_recipe, parse_value, resolve_undotted
 from cohort.recipe.schema import EvaluationConfig, Recipe

@@ -12,10 +12,9 @@ from rich.text import Text
 
 from cohort.base.text import make_printable
 from cohort.errors import CohortError, RunError
-from cohort.observe.look import BRIEF, Row, group_rows, pick_best_and_worst, print_group
-from cohort.observe.monitors.width import make_console, print_wrapped
 from cohort.observe.rollouts import list_kept_steps, read_rollouts
 from cohort.observe.run_folder import RunFolder
+from cohort.observe.terminal import BRIEF, Row, group_rows, make_console, pick_best_and_worst, print_group, print_wrapped
 
 GROUPS = 3
 """Groups shown by default."""

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cohort.observe.row_index import append_rows
-from cohort.observe.token_record import choose_groups, choose_rows, write_tokens
+from cohort.observe.rollouts import append_rows, choose_groups, choose_rows, write_tokens
 from cohort.training.parts import Parts
 from cohort.training.state import Batch, TrainState
 from cohort.training.trace import make_token_rows

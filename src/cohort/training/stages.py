@@ -23,8 +23,8 @@ from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
 from cohort.observe.early_stop import find_reason_to_stop, list_sets_on_the_way, name_absent_metrics, read_best
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
+from cohort.observe.ranks import make_rank_metrics, make_record
 from cohort.observe.rollouts import list_rows
-from cohort.observe.waiting import make_rank_metrics, make_record
 from cohort.recipe.rules import list_trusted_sources, name_reward
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint

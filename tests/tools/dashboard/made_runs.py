@@ -4,10 +4,8 @@ import random
 
 import numpy as np
 
-from cohort.observe.rollouts import write_rollouts
-from cohort.observe.row_index import append_rows
+from cohort.observe.rollouts import TokenRow, append_rows, write_rollouts, write_tokens
 from cohort.observe.run_folder import RunFolder
-from cohort.observe.token_record import TokenRow, write_tokens
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout

@@ -9,8 +9,7 @@ import pytest
 from made_runs import find_run, make_rollout, make_run
 
 from cohort.errors import NotFound, RunError
-from cohort.observe.rollouts import list_kept_steps, read_rollouts
-from cohort.observe.row_index import ROW, fill_rows
+from cohort.observe.rollouts import ROW, fill_rows, list_kept_steps, read_rollouts
 from cohort.tools.dashboard import group_queries as queries
 from cohort.tools.dashboard import step_files, text_search
 from cohort.tools.dashboard.step_files import find_step_file, read_step_rows

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cohort.algorithms.named import NAMED, PRESETS
-from cohort.observe.token_record import list_recorded_steps
+from cohort.observe.rollouts import list_token_steps
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.tools.dashboard.lab.algorithms import (
     OWN,
@@ -183,7 +183,7 @@ def trained(request, tmp_path_factory):
 def test_for_the_runs_own_algorithm_every_coefficient_is_the_one_it_wrote_down(trained):
     shelf, name = trained
     run, compared = shelf.find(name), 0
-    for step in list_recorded_steps(run.folder.rollouts):
+    for step in list_token_steps(run.folder.rollouts):
         for group in range(6):
             record, _ = load_record(run, step, group)
             if not record.tokens:

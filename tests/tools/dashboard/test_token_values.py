@@ -8,7 +8,7 @@ import torch
 from made_runs import find_run, make_run, make_token_row, write_record
 
 from cohort.algorithms.regions import k3
-from cohort.observe.token_record import read_tokens
+from cohort.observe.rollouts import read_tokens
 from cohort.tools.dashboard import token_values as values
 from cohort.tools.dashboard.token_texts import Shown, read_pieces, show_piece, write_out
 

@@ -1,20 +1,18 @@
-"""What the numbers mean, in words: pure functions from metric rows to findings. No torch.
+"""Checks that turn metric rows into findings, and the watch that runs them during training. No torch.
 
-"Why is my loss 0?" and "why is my reward 0?" are the two most asked questions about GRPO, and nearly every failure of a run
-is silent: exit code 0, finite loss, plausible curves. Each check below looks for one such failure in the rows of
-metrics.jsonl and says what is seen, why it matters and what to do. The console prints each finding once, the report shows
-them all.
+"Why is my loss 0?" and "why is my reward 0?" are the two most frequent questions about GRPO, and nearly every failing run fails silently:
+exit code 0, finite loss, plausible curves. Each check detects one such failure in the rows of metrics.jsonl and reports the symptom, why it
+matters and what to do. The console prints each finding once, the report lists all of them.
 
-A check is a function `(History) -> Finding | None`; the words of `check_copies` are the row `copies` of findings.toml. It looks
-at the first and the last few steps only, so that running all of them after every step costs nothing. Metrics that are absent
-trigger nothing.
+A check is a function `(History) -> Finding | None`; the texts of `check_copies` are the row `copies` of findings.toml. It reads only
+the first and last few steps, so running all checks after every step is cheap. Missing metrics trigger nothing.
 """
 
 from __future__ import annotations
 
 import math
 from collections import ChainMap, Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -23,17 +21,22 @@ from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
 from cohort.base.text import write_percent
 from cohort.evaluation.estimators import predict_useful_share
-from cohort.observe.ahead import measure_ahead
-from cohort.observe.diagnosis import hacking, held_out, methods, scores
-from cohort.observe.diagnosis.finding import TEXTS, Finding, write_finding
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History, Row, mean_or_none
-from cohort.observe.diagnosis.scores import compares_in_groups, count_unscored, scores_are_missing
-from cohort.observe.perf import STAGE_OF, StageTime, drop_first_step, measure_stages
-from cohort.observe.waiting import DEALT, name_cause
+from cohort.observe.diagnosis import hacking, methods
+from cohort.observe.diagnosis.finding import (
+    PATIENCE,
+    TEXTS,
+    UNSCORED,
+    WINDOW,
+    Finding,
+    History,
+    Row,
+    mean_or_none,
+    write_finding,
+)  # fmt: skip
+from cohort.observe.perf import STAGE_OF, StageTime, drop_first_step, measure_ahead, measure_stages
+from cohort.observe.ranks import DEALT, name_cause
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Signal: rewards and groups
-# ---------------------------------------------------------------------------------------------------------------------
+# -- signal: rewards and groups ----------------------------------------------------------------------------------------
 
 
 def check_loss_zero(history: History) -> Finding | None:
@@ -46,11 +49,50 @@ def check_loss_zero(history: History) -> Finding | None:
     return write_finding("loss_zero", "info", norm=norms[-1])
 
 
+def check_unscored(history: History) -> Finding | None:
+    """Most completions are unscored, or most groups have too few scores to compare."""
+    if not history.scores_are_missing:
+        return None
+    rows = history.scored_rows
+    count, completions = history.count_unscored(rows)
+    nothing = count >= completions or (history.compares_in_groups and history.mean_now("advantage/useful_groups") == 0)
+    lost = history.count_groups_without_scores(rows)
+    failed = [
+        f"{part} {verb} {count:.0f}"
+        for what, verb in (("faults", "failed on"), ("none", "returned None for"))
+        for part, count in history.sum_parts(what, rows).items()
+        if count > 0
+    ]
+    return write_finding(
+        "unscored",
+        "alarm" if nothing else "warning",
+        variant="nothing" if nothing else "",
+        count=count,
+        completions=completions,
+        share=count / completions,
+        where="the last step" if len(rows) == 1 else f"the last {len(rows)} steps",
+        groups=f" {lost:.0f} groups have fewer than two scores and are dropped." if lost >= 1 else "",
+        silent=f" {', '.join(sorted(failed))}." if failed else "",
+    )
+
+
+def check_unjudged(history: History) -> Finding | None:
+    """Other parts give rewards, but the part that decides success abstains."""
+    outcome, weights = history.read_parts()
+    rows = history.rows[-WINDOW:]
+    abstained = history.read_values(f"reward/{outcome}/none", rows)
+    completions = history.count_completions(rows)
+    if len(weights) < 2 or len(abstained) < PATIENCE or sum(abstained) < UNSCORED * completions or history.scores_are_missing:
+        return None
+    facts: dict[str, Any] = {"outcome": outcome, "abstained": sum(abstained), "completions": completions, "steps": len(rows)}
+    return write_finding("unjudged", "warning", **facts)
+
+
 def check_no_success(history: History) -> Finding | None:
     success = history.last_values("reward/success")
     if len(success) < PATIENCE or max(success) > 0:
         return None
-    unscored, completions = count_unscored(history, history.rows[-WINDOW:])
+    unscored, completions = history.count_unscored(history.rows[-WINDOW:])
     scored = f" of the {completions - unscored:.0f} that were scored" if completions > unscored else ""
     reward = history.mean_now("reward/mean")
     shaped = f" The mean reward of {reward:.2f} comes from other parts." if reward else ""
@@ -59,14 +101,11 @@ def check_no_success(history: History) -> Finding | None:
 
 def check_no_useful_groups(history: History) -> Finding | None:
     useful, success = history.mean_now("advantage/useful_groups"), history.mean_now("reward/success")
-    if useful is None or useful >= 0.15 or success == 0 or not compares_in_groups(history):
+    if useful is None or useful >= 0.15 or success == 0 or not history.compares_in_groups:
         return None
-    if scores_are_missing(history):
+    if history.scores_are_missing:
         return None  # groups without scores are neither too easy nor too hard
-    right, wrong = (
-        sum(history.last_values("advantage/all_correct_groups")),
-        sum(history.last_values("advantage/all_wrong_groups")),
-    )
+    right, wrong = (sum(history.last_values(f"advantage/all_{kind}_groups")) for kind in ("correct", "wrong"))
     larger = 2 * int(history.read_setting("train.group_size", 8))
     return write_finding(
         "no_useful_groups",
@@ -84,7 +123,7 @@ def check_no_useful_groups(history: History) -> Finding | None:
 
 
 def name_difficulty(right: float, wrong: float) -> str:
-    """What prompts are of whose groups so many were all right and so many all wrong; "" where some are this and some that."""
+    """How difficult the prompts are, from the numbers of groups that were all right and all wrong; "" if they are mixed."""
     if not right + wrong:
         return "unjudged"
     return "easy" if right >= ONE_SIDED * (right + wrong) else "hard" if wrong >= ONE_SIDED * (right + wrong) else ""
@@ -106,16 +145,14 @@ def check_reward_timeouts(history: History) -> Finding | None:
     return write_finding("reward_timeouts", "warning", share=timeouts / completions)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Sampling: what the policy writes
-# ---------------------------------------------------------------------------------------------------------------------
+# -- sampling: what the policy writes ----------------------------------------------------------------------------------
 
 
 def check_truncation(history: History) -> Finding | None:
     shares = history.last_values("rollout/truncated", 3)
     share = sum(shares) / max(1, len(shares))
     if share < 0.2 or (len(shares) < 3 and share < 0.9):
-        return None  # a policy that learns to stop needs a few steps; where nearly nothing ends, something is set wrongly
+        return None  # a policy needs a few steps to learn to stop; if nearly nothing ends, a setting is wrong
     limit = history.read_setting("sampling.max_completion_tokens")
     at = f"{limit} tokens" if limit else "the token limit"
     return write_finding("truncation", "alarm" if share >= 0.5 else "warning", share=share, limit=at)
@@ -125,7 +162,7 @@ def check_copies(history: History) -> Finding | None:
     distinct = history.mean_now("rollout/distinct", PATIENCE)
     group_size = history.read_setting("train.group_size", 8)
     if distinct is None or distinct > 1.5 / group_size or group_size < 2 or (history.mean_now("reward/success") or 0) > 0.9:
-        return None  # one completion has no copy, and a solved task with one right answer is meant to repeat itself
+        return None  # a group of one has no copies, and a solved task with one right answer should repeat it
     temperature = history.read_setting("sampling.temperature")
     at = f" at temperature {temperature:g}" if isinstance(temperature, int | float) else ""
     return write_finding("copies", "alarm", distinct=distinct * group_size, group_size=group_size, temperature=at)
@@ -137,7 +174,7 @@ def check_length_explosion(history: History) -> Finding | None:
         return None
     before, after = history.mean_at_start("reward/success"), history.mean_now("reward/success")
     if before is None or after is None or after > before + 0.05:
-        return None  # longer and better is what reasoning looks like
+        return None  # longer and better: that is reasoning
     return write_finding("length_explosion", "warning", start=start, now=now, success=after)
 
 
@@ -149,9 +186,7 @@ def check_mismatch(history: History) -> Finding | None:
     return write_finding("mismatch", "alarm" if worst > 0.5 else "warning", p95=worst, largest=max(largest, default=worst))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Policy: drift, entropy, gradients
-# ---------------------------------------------------------------------------------------------------------------------
+# -- policy: drift, entropy, gradients ---------------------------------------------------------------------------------
 
 
 def check_kl_drift(history: History) -> Finding | None:
@@ -163,9 +198,9 @@ def check_kl_drift(history: History) -> Finding | None:
 
 
 def check_kl_outweighs(history: History) -> Finding | None:
-    """What the KL does to a token's gradient, or takes from a reward, beside what the rewards do.
+    """The KL term is stronger than the rewards, in a token's gradient or in the reward.
 
-    In the loss: the slope of k3 is |ratio - 1|, about sqrt(2 k3), for each unit of kl_coef; an advantage is its own slope.
+    In the loss, the slope of k3 is |ratio - 1|, about sqrt(2 k3), per unit of kl_coef; the slope of the policy term is the advantage.
     """
     coefficient, drift = history.mean_now("loss/kl_coef"), history.mean_now("loss/kl")
     if not coefficient or drift is None or history.read_setting("algorithm.region") == "dpo":
@@ -180,7 +215,7 @@ def check_kl_outweighs(history: History) -> Finding | None:
 
 
 def check_policy_still(history: History) -> Finding | None:
-    """Long after the start nothing has moved, though groups carry a signal."""
+    """The policy has not moved after many steps, although groups carry a signal."""
     drift, useful = history.mean_now("loss/kl_per_completion"), history.mean_now("advantage/useful_groups")
     success = history.find_trend("reward/success")
     if len(history.rows) < STILL_STEPS or drift is None or useful is None or success is None:
@@ -188,14 +223,14 @@ def check_policy_still(history: History) -> Finding | None:
     follows = history.read_setting("algorithm.reference_every") or history.read_setting("algorithm.reference_decay")
     moved = drift > STILL or abs(success.change) > 2 * success.error
     if moved or follows or useful < 0.15:
-        return None  # a reference that follows the policy is never far away
+        return None  # a reference that follows the policy stays close to it
     rate, kl_coef = (history.quote_setting(name) for name in ("optimizer.learning_rate", "algorithm.kl_coef"))
     facts: dict[str, Any] = {"steps": len(history.rows), "success": success.now, "rate": rate, "kl_coef": kl_coef}
     return write_finding("policy_still", "warning", drift=drift, useful=useful, **facts)
 
 
 STILL_STEPS, STILL = 4 * WINDOW, 0.01
-"""Steps without progress before it is worth a word, and the nats per completion up to which a policy is where it was."""
+"""Steps without progress before a finding, and the nats per completion below which a policy has not moved."""
 
 
 def check_entropy_collapse(history: History) -> Finding | None:
@@ -204,13 +239,13 @@ def check_entropy_collapse(history: History) -> Finding | None:
         return None
     success = history.mean_now("reward/success")
     if success is None or success > 0.9:
-        return None  # nobody said what is right (demonstrations), or certain and right
+        return None  # no verdicts (demonstrations), or certain and right
     return write_finding("entropy_collapse", "warning", start=start, now=now, success=success)
 
 
 def check_no_gradient(history: History) -> Finding | None:
     norms = history.last_values("optim/grad_norm", PATIENCE)
-    if len(norms) < PATIENCE or max(norms) > 0 or scores_are_missing(history):
+    if len(norms) < PATIENCE or max(norms) > 0 or history.scores_are_missing:
         return None
     useful = history.mean_now("advantage/useful_groups", PATIENCE)
     return write_finding("no_gradient", "alarm", variant="lost" if useful else "", steps=len(norms), useful=useful)
@@ -249,7 +284,7 @@ def check_weights_still(history: History) -> Finding | None:
     return write_finding("weights_still", "alarm", norm=norms[0], rate=rate)
 
 
-# -- Cost --------------------------------------------------------------------------------------------------------------
+# -- cost --------------------------------------------------------------------------------------------------------------
 
 
 def check_slow_stage(history: History) -> Finding | None:
@@ -273,7 +308,7 @@ def check_slow_stage(history: History) -> Finding | None:
 
 
 def explain_stage(history: History, slowest: StageTime) -> str:
-    """The perf/ figures that say why this stage is slow, where the run has them."""
+    """The perf/ metrics that explain why this stage is slow, if the run has them."""
     rows, stage = history.rows[-2 * WINDOW :], slowest.stage.name
     if stage == "reward":
         seconds = history.sum_parts("seconds", rows)
@@ -283,7 +318,7 @@ def explain_stage(history: History, slowest: StageTime) -> str:
     if stage == "rollout" and occupancy is not None:
         return f" {write_percent(occupancy)} of the engine's slots were decoding."
     if stage == "update" and mfu is not None:
-        return f" The device does {write_percent(mfu)} of what it is made for (perf/update_mfu)."
+        return f" The device reaches {write_percent(mfu)} of its peak (perf/update_mfu)."
     return ""
 
 
@@ -302,8 +337,8 @@ def check_rank_behind(history: History) -> Finding | None:
     for row in its_rows:
         stages.update({stage: sum(history.read_values(BEHIND + stage, [row])) for stage in STAGE_OF})
     stage = stages.most_common(1)[0][0]
-    told = [row for row in its_rows if BEHIND + stage in row]
-    cause = name_cause(rank, stage, mean_or_none(history.read_values("ranks/explained_by_tokens", told), 1))
+    in_stage = [row for row in its_rows if BEHIND + stage in row]
+    cause = name_cause(rank, stage, mean_or_none(history.read_values("ranks/explained_by_tokens", in_stage), 1))
     return write_finding(
         "rank_behind",
         "warning",
@@ -327,7 +362,7 @@ def check_ahead_waits(history: History) -> Finding | None:
 
 
 FAR_BEHIND = 0.15
-"""Share of the steps' time that a rank may have more to do than the others."""
+"""Share of the steps' time by which a rank may work longer than the others."""
 BEHIND = "ranks/behind/"
 
 
@@ -341,14 +376,75 @@ def check_steps_missing(history: History) -> Finding | None:
     return write_finding("steps_missing", "warning", begins=begins, step=step)
 
 
-MODULES = ChainMap(globals(), vars(scores), vars(held_out), vars(hacking), vars(methods))
+MODULES = ChainMap(globals(), vars(hacking), vars(methods))
 CHECKS: tuple[Callable[[History], Finding | None], ...] = tuple(MODULES[f"check_{name}"] for name in TEXTS)
-"""The function of each row of findings.toml, in their order."""
+"""The function of each row of findings.toml, in the same order."""
 ORDER = {"alarm": 0, "warning": 1, "info": 2}
 
 
 def diagnose(rows: Sequence[Row], recipe: Any = None, evaluations: Sequence[Row] = (), own: Own | None = None) -> list[Finding]:
-    """All findings, the worst first. `recipe` is a Recipe or the same as nested dicts; None or partial is fine."""
+    """All findings, the worst first. `recipe` is a Recipe or the same as nested dicts; it may be None or partial."""
     plain = recipe.model_dump() if hasattr(recipe, "model_dump") else recipe
     history = History(rows, plain if isinstance(plain, Mapping) else {}, evaluations, own or {})
     return sorted(filter(None, (check(history) for check in CHECKS)), key=lambda finding: ORDER[finding.level])
+
+
+# -- during training ---------------------------------------------------------------------------------------------------
+
+EARLY_STEPS, THEN_EVERY = 50, 10
+"""Checks run after each of the first 50 steps, which matter most and are cheap to check, then after every tenth."""
+
+
+def is_checked(step: int) -> bool:
+    """Whether the checks run after this step."""
+    return step <= EARLY_STEPS or step % THEN_EVERY == 0
+
+
+class FindingWatch:
+    """Runs the checks as metric rows arrive, and returns each finding once.
+
+    rows, evaluations, known: from before a resume; known has the names of earlier findings.
+    """
+
+    def __init__(
+        self,
+        recipe: Mapping[str, Any],
+        own: Own | None = None,
+        rows: Sequence[Row] = (),
+        evaluations: Sequence[Row] = (),
+        known: Iterable[str] = (),
+    ) -> None:
+        self.recipe, self.own = recipe, own
+        self.rows, self.evaluations = list(rows), list(evaluations)
+        self.known = {*known}
+        self.reported: set[str] = set()
+        self.standing: list[Finding] = []
+        """The findings of the last check."""
+        self.new: list[Finding] = []
+        """Those of them that are new to the run."""
+
+    def add_row(self, row: Row) -> list[Finding]:
+        """Add the row of a step and return the findings to report now."""
+        self.rows.append(row)
+        last = History((), self.recipe).read_setting("train.num_steps")
+        self.standing, self.new = [], []
+        return self.check() if is_checked(int(row["step"])) or row["step"] == last else []
+
+    def check(self) -> list[Finding]:
+        """Run all checks; the findings that this process has not reported yet."""
+        self.standing = diagnose(self.rows, self.recipe, self.evaluations, self.own)
+        self.new = [finding for finding in self.standing if finding.name not in self.known]
+        unreported = [finding for finding in self.standing if finding.name not in self.reported]
+        self.known |= {finding.name for finding in self.new}
+        self.reported |= {finding.name for finding in unreported}
+        return unreported
+
+    @property
+    def step(self) -> int:
+        """The step of the last row."""
+        return int(self.rows[-1]["step"]) if self.rows else 0
+
+    def list_named_rows(self, step: int, new: bool = False) -> list[int]:
+        """Rollouts of the step that the evidence of the current findings names, in their order; with `new`, of new findings only."""
+        findings = self.new if new else self.standing
+        return list(dict.fromkeys(row for finding in findings for place, row in finding.rows if place == step))

@@ -1,8 +1,7 @@
-"""What goes wrong with single methods, in words: DPO's displaced answers, an outgrown reward model, a skill lost unseen, a
-critic that is no help.
+"""Checks for one method each: DPO, a learned reward model, dynamic sampling, PPO's critic. No torch.
 
-Most were met while the algorithms were compared (docs/results.md); each looks like progress in the loss or the reward, or,
-as PPO's advantages are whitened, like nothing at all.
+Most of these failures occurred in the comparison of algorithms (docs/results.md). Each looks like progress in the loss or the reward; or,
+because PPO whitens its advantages, nothing shows at all.
 """
 
 from __future__ import annotations
@@ -10,25 +9,24 @@ from __future__ import annotations
 from statistics import median
 
 from cohort.base.text import write_percent
-from cohort.observe.diagnosis.finding import Finding, write_finding
-from cohort.observe.diagnosis.history import PATIENCE, WINDOW, History
+from cohort.observe.diagnosis.finding import PATIENCE, WINDOW, Finding, History, write_finding
 
 DISPLACED = -3.0
-"""Nats that chosen completions may lose before it is worth a word; the margin can still look fine at that point."""
+"""Nats that chosen completions may lose before a finding; the margin can still look fine at that point."""
 SPREAD = 0.5
-"""Share of the run's largest reward/std below which returns hardly differ: then there is next to nothing to explain. For right
-and wrong alone this leaves out success above 93 % and below 7 %."""
+"""Share of the run's largest reward/std below which returns hardly differ, so that there is little to explain. With rewards 0 and 1 this
+excludes success above 93 % and below 7 %."""
 CRITIC_STEPS = 3 * WINDOW
-"""Steps that a critic may take to become useful. Its head starts at zero and the policy moves away under it: explained
-variances of -1 to -10 in the first ten steps were seen in runs whose critic was fine by the twentieth."""
+"""Steps that a critic may take to become useful. Its head starts at zero while the policy moves: healthy runs have shown explained
+variances of -1 to -10 in the first ten steps, and good ones by the twentieth."""
 LEARNED = 0.02
-"""Explained variance that a critic reaches as soon as it has learned anything; one with far too small a rate stays at 0.00."""
+"""Explained variance that any critic exceeds once it has learned something; with a far too small learning rate it stays at 0.00."""
 DIVERGED = -1.0
-"""Explained variance from which on the values scatter more widely than the returns that they are to predict."""
+"""Explained variance below which the values scatter more than the returns they should predict."""
 
 
 def check_chosen_displaced(history: History) -> Finding | None:
-    """DPO: right answers become unlikely, only less so than wrong ones."""
+    """DPO makes right answers less likely, only less so than wrong ones."""
     chosen, preferred = history.mean_now("loss/chosen_gain"), history.mean_now("loss/preferred")
     if chosen is None or chosen > DISPLACED:
         return None
@@ -37,7 +35,7 @@ def check_chosen_displaced(history: History) -> Finding | None:
 
 
 def check_reward_model_outgrown(history: History) -> Finding | None:
-    """The learned reward rises and the verifier does not agree any more."""
+    """The learned reward no longer agrees with the verifier."""
     agreement = history.mean_now("reward/verifier_agreement")
     if agreement is None or agreement > 0.7:
         return None
@@ -45,8 +43,8 @@ def check_reward_model_outgrown(history: History) -> Finding | None:
 
 
 def check_lost_unseen(history: History) -> Finding | None:
-    """Dynamic sampling throws away just the groups that show that a kind of problem is always wrong now."""
-    first = history.rows[:3]  # the lock may close within ten steps
+    """Dynamic sampling drops the very groups that show that a kind of problem now always fails."""
+    first = history.rows[:3]  # a kind of problem can be lost within ten steps
     drawn, drawn_before = (sum(history.read_values("rollout/groups_drawn", rows)) for rows in (history.rows[-WINDOW:], first))
     if not history.long_enough or not drawn or not drawn_before:
         return None
@@ -61,12 +59,8 @@ def check_lost_unseen(history: History) -> Finding | None:
 
 
 def check_critic_diverges(history: History) -> Finding | None:
-    """Values that scatter more widely than the returns, or lie beyond anything that the rewards can add up to."""
-    explained, value, reward = (
-        median_explained_variance(history, WINDOW),
-        history.mean_now("critic/value_mean"),
-        history.mean_now("reward/mean"),
-    )
+    """The critic's values scatter more than the returns, or exceed any possible return."""
+    explained, value, reward = read_critic(history)
     scatters = explained is not None and explained <= DIVERGED
     beyond = value is not None and reward is not None and abs(value - reward) > measure_reward_reach(history, reward) > 0
     if not history.long_enough or not (scatters or beyond):
@@ -76,12 +70,12 @@ def check_critic_diverges(history: History) -> Finding | None:
 
 
 def check_critic_explains_nothing(history: History) -> Finding | None:
-    """Long after the start the critic is no better than a constant: it lags behind, or it is noise."""
+    """After many steps the critic is no better than a constant: it lags behind, or it is noise."""
     explained = median_explained_variance(history, 2 * WINDOW)
     steps = sum(bool(history.read_values("critic/loss", [row])) for row in history.rows)
     if explained is None or steps < CRITIC_STEPS or check_critic_diverges(history):
         return None
-    value, reward = history.mean_now("critic/value_mean"), history.mean_now("reward/mean")
+    _, value, reward = read_critic(history)
     lags = value is not None and reward is not None and abs(value) < 0.5 * abs(reward) and explained < LEARNED
     if explained > 0 and not lags:
         return None
@@ -96,11 +90,11 @@ def check_critic_explains_nothing(history: History) -> Finding | None:
 
 
 def median_explained_variance(history: History, count: int) -> float | None:
-    """Over the last steps whose returns differ. The median, for one batch of nearly equal returns can give any number."""
+    """Median over the last steps with different returns; a batch of nearly equal returns can give any value."""
     recent = history.rows[-count:]
     spreads = history.read_values("reward/std", [*history.rows[:WINDOW], *recent])
     largest = max(spreads, default=0.0)
-    if spreads and not largest:  # a KL in the reward is all that differs
+    if spreads and not largest:  # only the KL in the reward differs
         return None
     differ = [row for row in recent if min(history.read_values("reward/std", [row]), default=largest) >= SPREAD * largest]
     values = history.read_values("critic/explained_variance", differ)
@@ -108,8 +102,10 @@ def median_explained_variance(history: History, count: int) -> float | None:
 
 
 def measure_reward_reach(history: History, reward: float) -> float:
-    """How far the mean value may be from the mean reward; discounts keep returns well within it. A KL in the reward is part of
-    the returns and not of reward/mean."""
+    """How far the critic's mean value may be from the mean reward; discounting keeps returns well within it.
+
+    A KL in the reward is part of the returns, but not of reward/mean.
+    """
     spreads = [spread for spread in (history.mean_at_start("reward/std"), history.mean_now("reward/std")) if spread is not None]
     reach = max(3 * max(spreads, default=0.0), 2 * abs(reward))
     held = 0.0 if history.read_setting("algorithm.kl_in") == "loss" else history.mean_now("loss/kl_coef") or 0.0
@@ -117,17 +113,18 @@ def measure_reward_reach(history: History, reward: float) -> float:
 
 
 def describe_critic(history: History) -> str:
-    """What is known of explained variance, values and loss, with the names of the metrics."""
-    explained, value, reward = (
-        median_explained_variance(history, WINDOW),
-        history.mean_now("critic/value_mean"),
-        history.mean_now("reward/mean"),
-    )
+    """Its explained variance, values and loss, as far as known, with the names of the metrics."""
+    explained, value, reward = read_critic(history)
     loss = history.find_trend("critic/loss", WINDOW)
-    said = [] if explained is None else [f"its explained variance is {explained:.2g} (critic/explained_variance)"]
+    facts = [] if explained is None else [f"its explained variance is {explained:.2g} (critic/explained_variance)"]
     if value is not None:
-        beside = "" if reward is None else f" where rewards average {reward:.3g}"
-        said.append(f"its values average {value:.3g}{beside} (critic/value_mean)")
+        average = "" if reward is None else f" where rewards average {reward:.3g}"
+        facts.append(f"its values average {value:.3g}{average} (critic/value_mean)")
     if loss is not None and loss.rises(loss.start):
-        said.append(f"its loss rose from {loss.start:.2g} to {loss.now:.2g} (critic/loss)")
-    return ", ".join(said)
+        facts.append(f"its loss rose from {loss.start:.2g} to {loss.now:.2g} (critic/loss)")
+    return ", ".join(facts)
+
+
+def read_critic(history: History) -> tuple[float | None, float | None, float | None]:
+    """(explained variance, mean value, mean reward) of the last steps."""
+    return median_explained_variance(history, WINDOW), history.mean_now("critic/value_mean"), history.mean_now("reward/mean")

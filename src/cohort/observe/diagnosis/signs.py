@@ -19,7 +19,7 @@ from statistics import fmean
 from typing import Any
 
 from cohort.base.text import shorten_text
-from cohort.observe.diagnosis.history import FAILURE_WORDS
+from cohort.observe.diagnosis.finding import FAILURE_WORDS
 from cohort.observe.diagnosis.shared_string import find_shared_string, simplify_answer
 from cohort.types import Rollout
 

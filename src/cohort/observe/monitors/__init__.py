@@ -26,7 +26,7 @@ from cohort.recipe.schema import Recipe
 from cohort.recipe.sections import MonitorsConfig, suggest_nearest
 
 if TYPE_CHECKING:
-    from cohort.observe.diagnosis.watch import FindingWatch
+    from cohort.observe.diagnosis.checks import FindingWatch
 
 __all__ = [
     "MONITORS",
@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 MONITORS = {
-    "tensorboard": "cohort.observe.monitors.tensorboard:TensorboardMonitor",
+    "tensorboard": "cohort.observe.monitors.trackers:TensorboardMonitor",
     "wandb": "cohort.observe.monitors.trackers:WandbMonitor",
     "trackio": "cohort.observe.monitors.trackers:TrackioMonitor",
     "console": "cohort.observe.monitors.console:ConsoleMonitor",
@@ -123,7 +123,7 @@ def build_monitors(
 
 def make_watch(recipe: Recipe, jsonl: JsonlMonitor) -> FindingWatch:
     """Who looks for findings in the run, with all that the run has written before."""
-    from cohort.observe.diagnosis.watch import FindingWatch
+    from cohort.observe.diagnosis.checks import FindingWatch
     from cohort.observe.run_folder import read_known_functions
 
     plain = recipe.model_dump()

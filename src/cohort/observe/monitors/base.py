@@ -23,8 +23,8 @@ from cohort.recipe.schema import Recipe
 from cohort.recipe.sections import suggest_nearest
 
 if TYPE_CHECKING:
+    from cohort.observe.diagnosis.checks import FindingWatch
     from cohort.observe.diagnosis.finding import Finding
-    from cohort.observe.diagnosis.watch import FindingWatch
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ class Monitors(Monitor):
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.tell("on_metrics", row)
         if self.watch is not None:
-            self.tell_findings(self.watch, lambda watch: watch.see_row(row))
+            self.tell_findings(self.watch, lambda watch: watch.add_row(row))
 
     def on_ranks(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
         self.tell("on_ranks", step, ranks)
@@ -178,7 +178,7 @@ class Monitors(Monitor):
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         self.tell("on_evaluation", evaluation)
         if self.watch is not None:
-            self.watch.see_evaluation(evaluation)
+            self.watch.evaluations.append(evaluation)
 
     def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
         self.tell("on_finding", step, finding)
@@ -189,7 +189,7 @@ class Monitors(Monitor):
     def on_finish(self, summary: Mapping[str, Any]) -> None:
         # The final evaluation comes after the last step. A run that goes on later looks when it would have looked.
         if self.watch is not None and summary.get("status") == "finished":
-            self.tell_findings(self.watch, lambda watch: watch.look())
+            self.tell_findings(self.watch, lambda watch: watch.check())
         self.tell("on_finish", summary)
 
     def close(self) -> None:

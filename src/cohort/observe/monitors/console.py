@@ -19,15 +19,22 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from cohort.base.text import make_printable, make_table, write_duration, write_estimate, write_percent, write_rate
-from cohort.observe.ahead import describe_ahead
-from cohort.observe.changes import describe_changes
-from cohort.observe.diagnosis.history import History, count_judged
-from cohort.observe.look import find_telling_group, pick_best_and_worst, print_group
+from cohort.observe.diagnosis.finding import History, count_judged
 from cohort.observe.monitors.base import Monitor, Watched
 from cohort.observe.monitors.jsonl import read_rows
-from cohort.observe.monitors.width import WIDEST, EnduringConsole, line_width, make_console, print_wrapped
-from cohort.observe.perf import describe_times
-from cohort.observe.waiting import describe_ranks
+from cohort.observe.outcome import describe_changes
+from cohort.observe.perf import describe_ahead, describe_times
+from cohort.observe.ranks import describe_ranks
+from cohort.observe.terminal import (
+    WIDEST,
+    EnduringConsole,
+    find_telling_group,
+    line_width,
+    make_console,
+    pick_best_and_worst,
+    print_group,
+    print_wrapped,
+)
 
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""

@@ -98,14 +98,13 @@ class JsonlMonitor(Monitor):
 
     def truncate_after(self, step: int) -> None:
         """Forget what came after a step, so that resuming from it writes no step twice."""
-        from cohort.observe.row_index import truncate_index
-        from cohort.observe.token_record import list_recorded_steps
+        from cohort.observe.rollouts import list_token_steps, truncate_index
 
         for file in (self.metrics, self.evaluations, self.ranks):
             truncate_after(file, step)
         truncate_events(self.events, step)
         truncate_index(self.rollouts / "index.bin", step)
-        for late in list_recorded_steps(self.rollouts):
+        for late in list_token_steps(self.rollouts):
             if late > step:  # a finding that was new then may not be now: the recipe can be edited in between
                 (self.rollouts / f"step-{late:06d}.tokens.parquet").unlink()
 

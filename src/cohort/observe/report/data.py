@@ -16,9 +16,9 @@ from cohort.algorithms.named import Own
 from cohort.errors import RunError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
-from cohort.observe.changes import read_change
 from cohort.observe.metrics import LARGEST
 from cohort.observe.monitors.jsonl import read_rows
+from cohort.observe.outcome import read_change
 from cohort.observe.report.charts import Marker
 from cohort.observe.rollouts import read_rollouts
 from cohort.observe.run_folder import RunFolder, read_known_functions
@@ -199,7 +199,7 @@ class RunData:
 
 def read_short_records(file: Path, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
     """The columns of these steps from the index of completions, where its beginning or its end holds all of them; else []."""
-    from cohort.observe.row_index import ROW, read_ends
+    from cohort.observe.rollouts import ROW, read_ends
 
     if not steps or not set(columns) <= {*(ROW.names or ())}:
         return []

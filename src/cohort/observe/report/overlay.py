@@ -14,12 +14,12 @@ from cohort.base.text import write_duration
 from cohort.errors import RunError
 from cohort.evaluation.estimators import UNCLEAR
 from cohort.evaluation.evaluate import compare
-from cohort.observe.changes import name_set, write_difference
+from cohort.observe.outcome import name_set, write_difference
 from cohort.observe.report.charts import COLOURS, Chart, Series
-from cohort.observe.report.curves import list_held_out, show_charts
 from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import compare_measure, describe_failed_run
+from cohort.observe.report.plots import list_held_out, show_charts
 
 CURVES: tuple[tuple[str, str, str, bool, str], ...] = (
     ("Reward", "Of the training completions. Thick lines are moving averages.", "reward/mean", False, ""),

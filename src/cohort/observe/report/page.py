@@ -9,15 +9,12 @@ from typing import Any
 
 from cohort.base.text import write_count, write_duration, write_estimate, write_percent, write_rate, write_seconds
 from cohort.evaluation.estimators import why_no_interval
-from cohort.observe.ahead import describe_ahead
-from cohort.observe.changes import colour_change, describe_change, name_set
 from cohort.observe.diagnosis.checks import diagnose
-from cohort.observe.perf import drop_first_step, list_seconds, measure_stages
-from cohort.observe.report.curves import list_charts, show_charts
+from cohort.observe.outcome import colour_change, describe_change, name_set
+from cohort.observe.perf import describe_ahead, drop_first_step, list_seconds, measure_stages
 from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, Section, render_page
-from cohort.observe.report.histograms import draw_histograms
-from cohort.observe.report.waiting import draw_ranks, show_ranks
+from cohort.observe.report.plots import draw_histograms, draw_ranks, list_charts, show_charts, show_ranks
 
 COMPLETIONS_SHOWN = 3
 """Completions per side of a problem: enough to see whether the policy is consistent."""

@@ -25,8 +25,8 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     from cohort.base.files import write_whole
     from cohort.base.text import make_printable
     from cohort.observe.monitors.jsonl import make_strict
-    from cohort.observe.monitors.width import make_console
     from cohort.observe.run_folder import make_new_folder
+    from cohort.observe.terminal import make_console
     from cohort.tools.compare.contenders import find_contenders
     from cohort.tools.compare.output import print_comparison, render_comparison
     from cohort.tools.compare.plan import make_plan, open_output

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.text import make_printable, make_table, shorten_text, write_duration, write_percent
 from cohort.evaluation.estimators import UNCLEAR, PairedDifference
-from cohort.observe.changes import colour_change, name_set, write_difference
+from cohort.observe.outcome import colour_change, name_set, write_difference
 from cohort.observe.report.charts import Chart, Figure, Mark, Points, Scale, Series, find_ticks, make_mark, write_value
-from cohort.observe.report.curves import show_charts
 from cohort.observe.report.data import as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, render_page
 from cohort.observe.report.page import make_card, make_interval_cell
+from cohort.observe.report.plots import show_charts
 from cohort.recipe.describe import format_value
 from cohort.tools.compare.results import Comparison, ContenderResult, RunResult
 

@@ -10,8 +10,8 @@ from typing import Any
 from cohort.base.text import write_estimate
 from cohort.evaluation.estimators import PairedDifference, paired_test
 from cohort.evaluation.evaluate import Evaluation
-from cohort.observe.report.curves import list_held_out
 from cohort.observe.report.data import RunData, as_number
+from cohort.observe.report.plots import list_held_out
 from cohort.recipe.describe import find_differing, list_used
 from cohort.recipe.schema import Recipe
 from cohort.tools.compare.contenders import BUDGET, Contender, Lineup, flatten

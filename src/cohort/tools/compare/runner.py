@@ -23,7 +23,7 @@ from typing import Any
 from cohort.base.interrupts import PATIENCE_S
 from cohort.base.processes import PARENT_VARIABLE
 from cohort.base.text import write_duration
-from cohort.observe.changes import describe_before_and_after
+from cohort.observe.outcome import describe_before_and_after
 from cohort.observe.run_folder import RunFolder
 from cohort.tools.compare.plan import Plan, PlannedRun
 
@@ -89,7 +89,7 @@ def list_unfinished(plan: Plan, say: Callable[[str], None]) -> list[PlannedRun]:
 def make_command(plan: Plan, run: PlannedRun) -> tuple[tuple[str, ...], str]:
     """(the command of a run, what it does)."""
     folder = RunFolder(plan.folder(run.name))
-    if folder.has_earned():
+    if folder.has_results():
         words, begun = ("resume", str(folder.root)), "resumed"
     else:
         words, begun = ("train", str(plan.recipe_file(run.name))), "started"

@@ -7,9 +7,9 @@ from typing import Any
 
 from cohort.errors import NotFound
 from cohort.observe.report.charts import COLOURS
-from cohort.observe.report.curves import show_charts
 from cohort.observe.report.frame import Cell, Part
 from cohort.observe.report.overlay import Overlay, describe_facts, list_overlay_charts, show_before_and_after, show_failures
+from cohort.observe.report.plots import show_charts
 from cohort.tools.dashboard.choices import Choices
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.tools.dashboard.view import Page, View

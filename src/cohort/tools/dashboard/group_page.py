@@ -9,10 +9,9 @@ import numpy as np
 
 from cohort.base.text import shorten_text
 from cohort.errors import NotFound
-from cohort.observe.look import describe_group, find_expected, write_question
 from cohort.observe.report.frame import Part
-from cohort.observe.rollouts import find_parts, list_kept_steps
-from cohort.observe.row_index import DUPLICATE, EVIDENCE, WRONG_REWARDED, Rows
+from cohort.observe.rollouts import DUPLICATE, EVIDENCE, WRONG_REWARDED, Rows, find_parts, list_kept_steps
+from cohort.observe.terminal import describe_group, find_expected, write_question
 from cohort.tools.dashboard.group_queries import RunRows, find_beside, find_group_rows, load_rows
 from cohort.tools.dashboard.listing import VERDICTS, Linked, write_number, write_signed
 from cohort.tools.dashboard.shelf import Shelf, ShownRun

@@ -1,6 +1,6 @@
 """Questions to the completions of a whole run, answered from the row index: which rows, which groups, in which order.
 
-The index (observe/row_index.py) has one record of fixed width for every completion that was kept. A
+The index (observe/rollouts.py) has one record of fixed width for every completion that was kept. A
 question about a million rollouts is a few passes of numpy over it; texts are in the files of the steps, and only those of rows that are
 shown are opened (step_files.py). A run without an index is answered for one step, from the step's own file.
 """
@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from cohort.errors import CohortError, RunError
-from cohort.observe.rollouts import list_kept_steps
-from cohort.observe.row_index import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Rows, fill_rows
+from cohort.observe.rollouts import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Rows, fill_rows, list_kept_steps
 from cohort.tools.dashboard.shelf import ShownRun
 from cohort.tools.dashboard.step_files import find_step_file, iterate_batches
 

@@ -9,8 +9,7 @@ import numpy as np
 from cohort.base.text import shorten_text
 from cohort.errors import NotFound, RunError
 from cohort.observe.report.frame import Part
-from cohort.observe.row_index import Rows
-from cohort.observe.token_record import list_recorded_steps
+from cohort.observe.rollouts import Rows, list_token_steps
 from cohort.tools.dashboard.group_queries import (
     FILTERS,
     ORDERS,
@@ -74,7 +73,7 @@ def show_list_head(run: ShownRun, rows: Rows, note: str) -> Part:
 
 def list_recorded(run: ShownRun) -> list[tuple[str, str]]:
     """Links to the last steps of which single tokens are recorded."""
-    steps = list_recorded_steps(run.folder.rollouts)
+    steps = list_token_steps(run.folder.rollouts)
     return [(f"step {step}", f"{run.address}/groups?step={step}&order=oldest") for step in steps[-RECORDED_SHOWN:]]
 
 

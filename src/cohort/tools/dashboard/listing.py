@@ -10,9 +10,9 @@ import numpy as np
 
 from cohort.base.text import shorten_text
 from cohort.errors import CohortError
-from cohort.observe.look import write_question
 from cohort.observe.report.frame import Cell
-from cohort.observe.row_index import Rows
+from cohort.observe.rollouts import Rows
+from cohort.observe.terminal import write_question
 from cohort.tools.dashboard.group_queries import GroupNumbers
 from cohort.tools.dashboard.shelf import ShownRun
 from cohort.tools.dashboard.step_files import find_recorded_groups, find_step_file, pick_step_rows

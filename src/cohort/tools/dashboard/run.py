@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from cohort.observe.report.curves import list_charts, show_charts
 from cohort.observe.report.data import RunData, as_number
 from cohort.observe.report.frame import Cell, Part, Section
 from cohort.observe.report.page import DETAILS, VERDICT, show_completions, show_curves
+from cohort.observe.report.plots import list_charts, show_charts
 from cohort.tools.dashboard.choices import Choices
 from cohort.tools.dashboard.shelf import Shelf
 from cohort.tools.dashboard.view import Page, View

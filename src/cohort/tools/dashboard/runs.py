@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cohort.base.text import write_count, write_duration, write_percent
-from cohort.observe.changes import colour_change, name_set
+from cohort.observe.outcome import colour_change, name_set
 from cohort.observe.report.charts import Mark, Scale, make_mark
 from cohort.observe.report.data import as_dict
 from cohort.observe.report.frame import Part

@@ -1,6 +1,6 @@
 """Every number of a completion's tokens, and the bands by which a page colours them. No torch.
 
-From the token record (observe/token_record.py) where the run has one of this completion; else from the step's file, which has the
+From the token record (observe/rollouts.py) where the run has one of this completion; else from the step's file, which has the
 sampling log-probs and one advantage. What is missing then is said, with the recipe's word that records it.
 """
 

@@ -10,10 +10,10 @@ import numpy as np
 
 from cohort.base.text import write_percent
 from cohort.errors import NotFound, RunError
-from cohort.observe.look import describe_completion, write_question
 from cohort.observe.report.data import as_dict
 from cohort.observe.report.frame import Part
-from cohort.observe.token_record import read_tokens
+from cohort.observe.rollouts import read_tokens
+from cohort.observe.terminal import describe_completion, write_question
 from cohort.tools.dashboard.group_page import explain_no_group
 from cohort.tools.dashboard.group_queries import find_group_rows, load_rows
 from cohort.tools.dashboard.listing import Linked, write_thousands

@@ -13,9 +13,8 @@ from typing import Any
 
 from cohort.observe.metrics import METRICS
 from cohort.observe.monitors.jsonl import make_strict
-from cohort.observe.row_index import ROW, append_rows
+from cohort.observe.rollouts import ROW, TokenRow, append_rows, write_tokens
 from cohort.observe.run_folder import RunFolder
-from cohort.observe.token_record import TokenRow, write_tokens
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
 

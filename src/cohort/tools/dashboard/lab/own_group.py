@@ -10,8 +10,7 @@ from typing import Any
 from cohort.errors import CohortError, NotFound
 from cohort.observe.monitors.jsonl import make_strict
 from cohort.observe.report.data import as_dict, as_number
-from cohort.observe.rollouts import list_kept_steps
-from cohort.observe.token_record import list_recorded_steps
+from cohort.observe.rollouts import list_kept_steps, list_token_steps
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import RewardConfig
@@ -48,11 +47,11 @@ def answer_run(shelf: Shelf, view: View) -> dict[str, Any]:
 
 
 def has_record(run: ShownRun) -> bool:
-    return bool(list_recorded_steps(run.folder.rollouts))
+    return bool(list_token_steps(run.folder.rollouts))
 
 
 def take_apart(run: ShownRun, view: View) -> dict[str, Any]:
-    recorded, kept = list_recorded_steps(run.folder.rollouts), list_kept_steps(run.folder.rollouts)
+    recorded, kept = list_token_steps(run.folder.rollouts), list_kept_steps(run.folder.rollouts)
     steps = [step for step in recorded if step in set(kept)] or kept
     if not steps:
         raise NotFound("This run keeps no completions (monitors.rollouts_every).")

@@ -11,7 +11,7 @@ from cohort.algorithms.named import NAMED
 from cohort.errors import CohortError, NotFound
 from cohort.observe.monitors.jsonl import make_strict
 from cohort.observe.report.data import as_dict, as_number
-from cohort.observe.token_record import list_recorded_steps, read_tokens
+from cohort.observe.rollouts import list_token_steps, read_tokens
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.tools.dashboard.group_queries import find_group_starts, load_rows
 from cohort.tools.dashboard.lab.answers import MOST_COMPLETIONS
@@ -197,7 +197,7 @@ def read_kept_tokens(run: ShownRun, step: int) -> list[dict[str, Any]]:
 
 def read_recorded(run: ShownRun) -> tuple[int, list[dict[str, Any]]]:
     """(step, its token record): the newest record with a completion that an update has read."""
-    for step in reversed(list_recorded_steps(run.folder.rollouts)):
+    for step in reversed(list_token_steps(run.folder.rollouts)):
         rows = [row for row in read_kept_tokens(run, step) if row["policy_logprob"] is not None]
         if rows:
             return step, rows

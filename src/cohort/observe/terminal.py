@@ -1,32 +1,34 @@
-"""Completions for the eye: a group with its best and its worst, or every completion of one; used by the console and `cohort look`.
+"""Terminal output: line width and wrapping, and the completions of a group; used by the console and `cohort look`. No torch.
 
-Text of a model is shown, never obeyed: control characters are written out, and long texts keep their beginning and their end,
-where the answer usually stands. No torch.
+Model output is untrusted: control characters are escaped. Long texts keep their beginning and end, where the answer usually is.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
+from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
 from cohort.base.text import make_printable, shorten_text
-from cohort.observe.monitors.width import INDENT, laid_out, line_width, print_wrapped
-from cohort.observe.rollouts import find_parts, order_by_telling
+from cohort.observe.rollouts import find_parts, order_useful_first
 
 Row = Mapping[str, Any]
 
 BRIEF = 320
-"""Characters of a completion that is one of several."""
+"""Characters shown of a completion, if several are shown."""
 MAX_LINES = 8
-"""Lines of it."""
+"""Lines shown of a completion, if several are shown."""
 SHORT_COLUMN = 60
-"""Columns of the row that are shown in place of a gold answer are no longer than this."""
+"""Characters of the longest data column that is shown in place of a reference answer."""
 LABEL = 9
-"""Columns for the names before the texts."""
+"""Width of the labels before the texts."""
 
 
 def group_rows(rows: Sequence[Row]) -> dict[int, list[Row]]:
@@ -37,14 +39,14 @@ def group_rows(rows: Sequence[Row]) -> dict[int, list[Row]]:
 
 
 def find_telling_group(rows: Sequence[Row]) -> list[Row]:
-    """The first group whose rewards differ, for it is the one that teaches; without any, the first."""
+    """The first group with different rewards, since only such groups teach; if there is none, the first group."""
     groups = group_rows(rows)
-    order = order_by_telling({number: [row["reward"] for row in group] for number, group in groups.items()})
+    order = order_useful_first({number: [row["reward"] for row in group] for number, group in groups.items()})
     return groups[order[0]] if order else []
 
 
 def pick_best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:
-    """Labelled. A group whose rewards are all the same shows one, and another text if there is one."""
+    """(label, row) of the completions to show; if all rewards are equal, one completion and another with a different text."""
     scored = [row for row in group if row["reward"] is not None]
     if len({row["reward"] for row in scored}) > 1:
         return [("best", max(scored, key=lambda row: row["reward"])), ("worst", min(scored, key=lambda row: row["reward"]))]
@@ -53,7 +55,7 @@ def pick_best_and_worst(group: Sequence[Row]) -> list[tuple[str, Row]]:
 
 
 def print_group(console: Console, group: Sequence[Row], chosen: Sequence[tuple[str, Row]], most: int = BRIEF) -> None:
-    """A title, what was asked and expected, and the chosen completions of a group. most: characters of a text; 0 is all of it."""
+    """Print a title, the prompt, the reference answer and the chosen completions of a group. most: characters per text; 0: all."""
     first = group[0]
     print_wrapped(console, Text(describe_group(group), style="bold"))
     print_entry(console, "prompt", shorten_lines(write_question(first["prompt"]), most))
@@ -65,18 +67,18 @@ def print_group(console: Console, group: Sequence[Row], chosen: Sequence[tuple[s
 
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
-    for number, line in enumerate(laid_out(text, line_width(console) - LABEL - INDENT)):
+    for number, line in enumerate(wrap_text(text, line_width(console) - LABEL - INDENT)):
         before = " " * INDENT + f"{'' if number else label:{LABEL}}"
         console.print(Text.assemble(before, (line, style)) if line else "", soft_wrap=True)
 
 
 def write_question(prompt: str) -> str:
-    """A prompt as a person reads it: of chat messages who says what, instead of JSON."""
+    """A prompt as readable text: chat messages as "role: content" lines instead of JSON."""
     if not prompt.startswith("[{"):
         return prompt
     try:
         return "\n".join(f"{message['role']}: {message['content']}" for message in json.loads(prompt))
-    except (ValueError, LookupError, TypeError):  # a text that only begins like one
+    except (ValueError, LookupError, TypeError):  # a text that only starts like a chat
         return prompt
 
 
@@ -91,7 +93,7 @@ def describe_group(group: Sequence[Row]) -> str:
 
 
 def find_expected(row: Row) -> list[tuple[str, str]]:
-    """The gold answer; where the row has none, those of its columns that are short enough to be one."""
+    """The reference answer; without one, up to three data columns short enough to be one."""
     if row.get("gold") is not None:
         return [("gold", str(row["gold"]))]
     names = list(row)
@@ -119,9 +121,69 @@ def describe_completion(row: Row) -> str:
 
 
 def shorten_lines(text: str, most: int) -> str:
-    """The text fit to be shown, on as many lines as it has; a long text keeps its beginning and its end."""
+    """The text with control characters escaped; a long text keeps its beginning and end."""
     lines = shorten_text(text.expandtabs(4).strip("\n"), most).split("\n")
     if most and len(lines) > MAX_LINES:
         left_out = len(lines) - MAX_LINES
-        lines = [*lines[: MAX_LINES // 2], f"… {left_out} lines more …", *lines[-(MAX_LINES // 2) :]]
+        lines = [*lines[: MAX_LINES // 2], f"… {left_out} more lines …", *lines[-(MAX_LINES // 2) :]]
     return "\n".join(lines)
+
+
+# -- line width and wrapping -------------------------------------------------------------------------------------------
+
+WIDEST = 100
+INDENT = 2
+"""Spaces before the continuation lines of a sentence."""
+
+
+class EnduringConsole(Console):
+    """A console that goes quiet after a broken pipe (`| head`, a closed pager) instead of ending the program."""
+
+    def on_broken_pipe(self) -> None:
+        self.quiet = True
+        null = os.open(os.devnull, os.O_WRONLY)  # for output still buffered, and for other prints
+        os.dup2(null, self.file.fileno())
+        os.close(null)
+
+
+def make_console(kind: type[Console] = Console) -> Console:
+    """A console on standard output; 100 columns wide if the output is a file or a pipe."""
+    console = kind(highlight=False)
+    return console if console.is_terminal or columns_are_set() else kind(highlight=False, width=WIDEST)
+
+
+def line_width(console: Console) -> int:
+    """Columns per line: at most 100, unless COLUMNS sets another number."""
+    return console.width if columns_are_set() else min(console.width, WIDEST)
+
+
+def columns_are_set() -> bool:
+    return os.environ.get("COLUMNS", "").isdecimal()
+
+
+def print_wrapped(console: Console, text: Text) -> None:
+    """Print a sentence, wrapped between words. Paths and other long words are not split, so that they can be copied."""
+    room = max(20, line_width(console) - INDENT)
+    lines = [piece for line in text.split("\n", allow_blank=True) for piece in line.divide(find_breaks(line.plain, room))]
+    for number, line in enumerate(lines):
+        line.rstrip()
+        console.print(Text(" " * INDENT if number else "").append_text(line), soft_wrap=True)
+
+
+def find_breaks(line: str, room: int) -> list[int]:
+    """Positions between words at which a line is wrapped."""
+    found, taken = [], cell_len(line) - cell_len(line.lstrip())
+    for word in re.finditer(r"\S+\s*", line):
+        if taken and taken + cell_len(word.group().rstrip()) > room:
+            found.append(word.start())
+            taken = 0
+        taken += cell_len(word.group())
+    return found
+
+
+def wrap_text(text: str, room: int) -> list[str]:
+    """The lines of a text, wrapped between words, and inside words that are too long."""
+    pieces = [line[a:b] for line in text.split("\n") for a, b in pairwise([0, *find_breaks(line, room), len(line)])]
+    return [
+        part.rstrip() for piece in pieces for part in (chop_cells(piece, room) if cell_len(piece.rstrip()) > room else [piece])
+    ]
