@@ -186,7 +186,7 @@ LESSONS: dict[str, list[str]] = {
     "batch sizes in one unit": ["recipe/test_schema.py::test_words_of_other_tools_are_answered_with_ours"],
     "preflight": [
         "tools/test_doctor.py::test_the_demo_is_in_order",
-        "tools/test_doctor.py::test_a_reward_that_no_gold_satisfies",
+        "tools/test_doctor.py::test_a_reward_that_no_reference_answer_satisfies",
         "tools/test_doctor.py::test_a_reward_that_every_answer_satisfies",
         "test_session.py::test_positions_that_the_model_does_not_have_stop_the_run_at_start",
         "test_lessons_more.py::test_trial_rollouts_warn_of_cut_completions_and_of_copies",

@@ -117,9 +117,7 @@ def test_the_whole_head_on_kernels_equals_the_whole_head_on_twins(entropy_gradie
     results = []
     for dtype, kernels in ((torch.float64, False), (torch.float32, True)):
         if kernels:
-            monkeypatch.setattr(
-                logprobs, "_choose_kernels_or_twins", lambda logits: (kernels_head.score, kernels_head.differentiate)
-            )
+            monkeypatch.setattr(logprobs, "_choose_passes", lambda logits: (kernels_head.score, kernels_head.differentiate))
         leaves = [hidden_MH.to(dtype).requires_grad_(), *(t.to(dtype).requires_grad_(trained) for t in (weight_VH, bias_V))]
         ours = linear_logprobs(
             leaves[0],

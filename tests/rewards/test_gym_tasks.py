@@ -411,7 +411,7 @@ def test_gym_requests_that_cannot_be_served_are_explained(name, args, message):
 
 def test_without_a_jail_a_task_that_can_run_text_is_refused_when_it_is_loaded(monkeypatch: pytest.MonkeyPatch):
     def none(*_: object) -> None:
-        raise JailUnavailable("there is no jail for untrusted code here: bubblewrap is not installed.")
+        raise JailUnavailable("no jail for untrusted code works here: bubblewrap is not installed.")
 
     monkeypatch.setattr(gym_list, "find_tier", none)
     with pytest.raises(PromptError, match=r"'n_queens' is not served on this machine: .*\(eval\).*bubblewrap is not installed"):

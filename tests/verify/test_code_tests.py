@@ -392,7 +392,7 @@ def test_asserts_about_nothing_pay_nothing() -> None:
     scores, log = score(["x = 1"], ["assert 1 == 1"])
     assert scores == [None]
     assert log.words == ["infrastructure"]
-    assert unusable([["assert 1 == 1"]]) == ["tests: the test text asserts nothing about the program"]
+    assert unusable([["assert 1 == 1"]]) == ["tests: the tests assert nothing about the program"]
 
 
 ITERABLES = {

@@ -325,14 +325,14 @@ def test_a_quick_script_loses_nothing_of_what_it_printed(tier):
 
 def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch):
     """A program that ends at once was gone before a busy host had looked for its process, and no program was judged."""
-    monkeypatch.setattr(Jail, "_look", lambda self, hearing=False: None)
+    monkeypatch.setattr(Jail, "_check_limits", lambda self, receiving=False: None)
     known = []
 
-    def ask(self, request, ask=Jail.ask_raw):
+    def ask(self, request, ask=Jail.request):
         known.append(self._watch.pid)
         return ask(self, request)
 
-    monkeypatch.setattr(Jail, "ask_raw", ask)
+    monkeypatch.setattr(Jail, "request", ask)
     with Jail("script", "import sys\nsys.exit(0)\n", Limits()) as jail, pytest.raises(ProcessEnded) as ended:
         jail.wait()
     assert ended.value.kind == "exit"
@@ -344,16 +344,16 @@ def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
     """A host that was held up between the reply and its own look at the clock does not charge the program for it."""
 
     def ask_and_be_late(jail: Jail) -> None:
-        jail.tell(("f", (), {}))
+        jail.send(("f", (), {}))
         jail._take_turn()
         assert select.select([jail._pipes["replies"]], [], [], 60)[0]
         jail._watch.deadline = time.monotonic() - 1
 
     limits = Limits(wall_s=60)
     with Jail("calls", "def f(): return 1", limits) as jail:
-        assert jail.hear()[0] == "loaded"
+        assert jail.receive()[0] == "loaded"
         ask_and_be_late(jail)
-        assert jail.hear()[0] == "value"
+        assert jail.receive()[0] == "value"
         jail.charge(limits)
         ask_and_be_late(jail)
         with pytest.raises(ProcessEnded) as ended:  # a reply that nobody waits for keeps nothing alive
@@ -763,9 +763,9 @@ def test_a_worker_idle_for_long_is_not_charged(worker_module):
     jail = Jail("worker", worker_module, Limits(wall_s=0.2), packages=find_installed_packages())
     try:
         jail.stop_charging(60)
-        assert jail.hear() == ["loaded"]
+        assert jail.receive() == ["loaded"]
         time.sleep(0.5)
         jail.charge(Limits(wall_s=60))
-        assert jail.ask_raw(json.dumps(["echo", 5])) == ["value", 5]
+        assert jail.request(json.dumps(["echo", 5])) == ["value", 5]
     finally:
         jail.close()

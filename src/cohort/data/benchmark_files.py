@@ -26,7 +26,7 @@ from typing import Any
 
 from cohort.errors import PromptError
 from cohort.recipe.sections import suggest_nearest
-from cohort_verify.math.find import GOLD_JOINT, join_boxes, merge_contents
+from cohort_verify.math.find import REFERENCE_JOINT, join_boxes, merge_contents
 from cohort_verify.text import find_boxes
 
 Row = dict[str, Any]
@@ -88,7 +88,7 @@ def last_box(solution: str) -> str:
     if solution[start : start + 1] == "{":
         tail = solution[boxes[-1].start() :]  # from its own backslash: in text that was escaped twice another stands before it
         content = next((tail[first:end].strip() for begin, first, end in find_boxes(tail) if not begin), "")
-        joined, _ = join_boxes(solution, GOLD_JOINT)
+        joined, _ = join_boxes(solution, REFERENCE_JOINT)
         return merge_contents(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)
     if len(line) == 2 and solution[start + len(line[0])] != "\n":

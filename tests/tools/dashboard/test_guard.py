@@ -8,13 +8,13 @@ import pytest
 from starlette.testclient import TestClient
 
 from cohort.tools.dashboard.app import make_app
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.run_index import RunIndex
 
 RUNS = Path(__file__).parents[2] / "data" / "runs_of_version_0"
 
 
 def open_dashboard(*folders: Path, **options: object) -> TestClient:
-    return TestClient(make_app(Shelf(folders), **options), base_url="http://127.0.0.1:8600", follow_redirects=False)
+    return TestClient(make_app(RunIndex(folders), **options), base_url="http://127.0.0.1:8600", follow_redirects=False)
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 
 from cohort.errors import NotFound
 from cohort.tools.dashboard.pace import AGED_S, MAX_KEPT, SPARED, Pace
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.run_index import RunIndex
 from cohort.tools.dashboard.view import Page, View
 
 
@@ -15,7 +15,7 @@ class World:
 
     def __init__(self, folder, cost=0.5):
         self.now, self.spent, self.cost, self.made, self.aging = 100.0, 0.0, cost, 0, False
-        self.shelf = Shelf([folder])
+        self.run_index = RunIndex([folder])
         self.pace = Pace(clock=lambda: self.now, cpu=lambda: self.spent)
 
     def make(self):
@@ -25,7 +25,7 @@ class World:
 
     def ask(self, path="/run/one", **words):
         view = View(path, {"name": "one"}, tuple(words.items()))
-        return self.pace.write(self.shelf, view, self.make, lambda page, view: str(self.made))
+        return self.pace.make(self.run_index, view, self.make, lambda page, view: str(self.made))
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def world(tmp_path):
 
 
 def append(world):
-    file = world.shelf.roots[0] / "one" / "metrics.jsonl"
+    file = world.run_index.roots[0] / "one" / "metrics.jsonl"
     file.write_text(file.read_text() + '{"step": 2}\n')
 
 
@@ -99,6 +99,6 @@ def test_what_is_kept_is_bounded_also_of_addresses_that_lead_nowhere(world):
 
     for number in range(50):
         with pytest.raises(NotFound):
-            world.pace.write(world.shelf, View(f"/nowhere/{number}"), refuse, lambda page, view: "")
+            world.pace.make(world.run_index, View(f"/nowhere/{number}"), refuse, lambda page, view: "")
     assert len(world.pace._kept) == MAX_KEPT
     assert len(world.pace._locks) == MAX_KEPT

@@ -62,7 +62,7 @@ def test_a_last_line_that_is_not_whole_is_counted_and_shown_once_it_is(tmp_path)
     path.write_bytes(make_lines(3) + b'{"step": 4, "rew')
     file = LineFile(path)
     assert [row["step"] for row in file.look()] == [1, 2, 3]
-    assert file.losses.describe("metrics.jsonl") == "metrics.jsonl: the last line is not whole yet."
+    assert file.losses.describe("metrics.jsonl") == "metrics.jsonl: the last line is incomplete."
     with path.open("ab") as stream:
         stream.write(b'ard/mean": 1}')  # whole, and without its end
     assert [row["step"] for row in file.look()] == [1, 2, 3, 4]
@@ -104,7 +104,7 @@ def test_of_a_large_file_the_beginning_and_the_end_are_read_and_the_lines_betwee
     assert steps[-1] == 5000
     assert len(rows) + file.losses.skipped == 5000
     assert file.losses.broken == 0
-    assert f"{file.losses.skipped:,} lines skipped, because the file is too large" in file.losses.describe("metrics.jsonl")
+    assert f"{file.losses.skipped:,} lines skipped because the file is too large" in file.losses.describe("metrics.jsonl")
     before = file.parsed
     with path.open("ab") as stream:
         stream.write(make_lines(3, 5001))

@@ -23,14 +23,14 @@ from cohort.observe.report.page import render_report
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.tools.dashboard import pace
 from cohort.tools.dashboard.app import make_app
-from cohort.tools.dashboard.downloads import guard_cell
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.rendering import guard_cell
+from cohort.tools.dashboard.run_index import RunIndex
 
 OLD = Path(__file__).parents[2] / "data" / "runs_of_version_0"
 
 
 def open_dashboard(*folders: Path) -> TestClient:
-    return TestClient(make_app(Shelf(folders)), base_url="http://127.0.0.1:8600")
+    return TestClient(make_app(RunIndex(folders)), base_url="http://127.0.0.1:8600")
 
 
 def write_run(root: Path, name: str = "one", steps: int = 40, recipe: dict | None = None, **summary: object) -> Path:
@@ -72,7 +72,7 @@ def read_csv(client: TestClient, address: str) -> list[dict[str, str]]:
 
 def test_without_runs_the_page_says_what_to_type(tmp_path):
     page = text_of(open_dashboard(tmp_path / "runs").get("/").text)
-    assert "There are no runs yet." in page
+    assert "No runs yet" in page
     assert "cohort train" in page
     assert str(tmp_path) not in page
 
@@ -117,7 +117,7 @@ def test_a_run_that_was_killed_is_not_called_running_for_ever(tmp_path, monkeypa
     for address in addresses:
         assert "running" in text_of(client.get(address).text), address
     later = folder.stat().st_mtime + 7200.0  # nothing is written, and hours pass
-    monkeypatch.setattr("cohort.tools.dashboard.watched.time.time", lambda: later)
+    monkeypatch.setattr("cohort.tools.dashboard.run_index.time.time", lambda: later)
     monkeypatch.setattr(pace, "AGED_S", 0.0)
     monkeypatch.setattr(pace, "SPARED", 0.0)
     for address in addresses:
@@ -153,7 +153,7 @@ def test_a_run_with_numbers_that_no_float_can_hold_costs_the_others_nothing(tmp_
     for address in ("/run/bad", "/compare?run=bad&run=good"):
         page = client.get(address)
         assert page.status_code == 200, address
-        assert "could not be written" not in page.text, address
+        assert "could not be created" not in page.text, address
 
 
 def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opened(tmp_path):
@@ -161,10 +161,10 @@ def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opene
     for name in strange:
         write_run(tmp_path / "first", "x", 1).rename(tmp_path / "first" / name)
     write_run(tmp_path / "second", "a_b", 2)
-    shelf = Shelf([tmp_path / "first", tmp_path / "second"])
-    names = [run.name for run in shelf.list_runs()]
+    run_index = RunIndex([tmp_path / "first", tmp_path / "second"])
+    names = [run.name for run in run_index.list_runs()]
     assert len(set(names)) == len(names) == len(strange)  # "..x" begins with a dot: hidden
-    client = TestClient(make_app(shelf), base_url="http://127.0.0.1:8600")
+    client = TestClient(make_app(run_index), base_url="http://127.0.0.1:8600")
     for name in names:
         assert re.fullmatch(r"[A-Za-z0-9_.~-]+", name)
         assert client.get(f"/run/{name}").status_code == 200
@@ -177,7 +177,7 @@ def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opene
 @pytest.mark.parametrize("name", ["finished", "between_steps", "inside_a_step"])
 def test_a_run_page_shows_what_the_report_shows(name):
     page = open_dashboard(OLD).get(f"/run/{name}").text
-    assert "could not be written" not in page
+    assert "could not be created" not in page
     report = render_report(RunData(OLD / name))
     headings = re.findall(r"<h[23]>(.*?)</h[23]>", report)
     assert len(headings) > 10
@@ -227,7 +227,7 @@ def test_broken_files_of_every_kind_cost_no_page_and_are_counted(tmp_path):
         assert answer.status_code == 200
         assert str(tmp_path) not in answer.text
     told = text_of(client.get("/run/one").text)
-    assert "metrics.jsonl: 2 broken lines skipped; the last line is not whole yet." in told
+    assert "metrics.jsonl: 2 broken lines skipped; the last line is incomplete." in told
     assert "evaluations.jsonl: 1 broken line skipped." in told
 
 
@@ -285,7 +285,7 @@ def test_a_run_before_its_first_step_says_what_it_does_and_of_progress_the_last_
     client = open_dashboard(tmp_path)
     assert "cold start, 98 of 2,000" in text_of(client.get("/").text)
     assert "Now: cold start, 98 of 2,000" in text_of(client.get("/run/one").text)
-    assert [row["what"] for row in read_csv(client, "/csv/run/one?item=what-happened")] == ["cold start, 98 of 2,000"]
+    assert [row["event"] for row in read_csv(client, "/csv/run/one?item=events")] == ["cold start, 98 of 2,000"]
 
 
 # -- downloads ---------------------------------------------------------------------------------------------------------
@@ -329,8 +329,8 @@ def test_a_text_that_a_spreadsheet_would_calculate_is_marked_as_text(tmp_path):
     folder = write_run(tmp_path)
     event = {"time": 1.0, "step": 2, "kind": "message", "text": "=HYPERLINK('http://evil.example')"}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
-    found = read_csv(open_dashboard(tmp_path), "/csv/run/one?item=what-happened")
-    assert found[0]["what"] == "'=HYPERLINK('http://evil.example')"
+    found = read_csv(open_dashboard(tmp_path), "/csv/run/one?item=events")
+    assert found[0]["event"] == "'=HYPERLINK('http://evil.example')"
     assert found[0]["step"] == "2"
     harmless = ["-4.76837e-07", "+5.1", "-0.5 %", "+51.2 [+40.6, +61.7] no clear change", "-inf", -1e-9, 3]
     assert [guard_cell(value) for value in harmless] == [repr(one) if isinstance(one, float) else one for one in harmless]
@@ -372,7 +372,7 @@ def test_the_difference_of_two_recipes_is_a_table_of_what_is_not_the_same(tmp_pa
     client = open_dashboard(tmp_path)
     found = {
         line["key"]: (line["a"], line["b"])
-        for line in read_csv(client, "/csv/compare?run=a&run=b&item=what-differs-in-their-recipes")
+        for line in read_csv(client, "/csv/compare?run=a&run=b&item=differences-between-the-recipes")
     }
     assert found["train.group_size"] == ("8", "4")
     assert found["seed"] == ("0", "7")
@@ -380,7 +380,7 @@ def test_the_difference_of_two_recipes_is_a_table_of_what_is_not_the_same(tmp_pa
     assert "train.num_steps" not in found
     assert "name" not in found
     told = text_of(client.get("/compare?run=a&run=a").text)
-    assert "One run; choose another" in told
+    assert "One run. Choose another one" in told
 
 
 def test_runs_are_chosen_by_the_address_and_more_than_the_colours_are_refused(tmp_path):
@@ -392,7 +392,7 @@ def test_runs_are_chosen_by_the_address_and_more_than_the_colours_are_refused(tm
     assert client.get(f"/compare?{eight}").status_code == 200
     refused = client.get(f"/compare?{eight}&run=r8")
     assert refused.status_code == 404
-    assert "choose at most 8" in refused.text
+    assert "at most 8 runs" in refused.text
     assert client.get("/compare?run=r0&run=nobody").status_code == 404
     assert client.get("/compare?run=r0&smooth=x&bands=x").status_code == 200
     assert client.get("/compare?run=r0&from=1e9").status_code == 404
@@ -467,13 +467,13 @@ def test_links_that_lead_outside_are_not_followed(tmp_path):
     client = open_dashboard(runs)
     listed = client.get("/").text
     assert "stolen" not in listed
-    assert [run.title for run in Shelf([runs]).list_runs()] == ["inner", "mine", "other"]
+    assert [run.title for run in RunIndex([runs]).list_runs()] == ["inner", "mine", "other"]
     for path in ("/run/mine", "/run/other", "/compare?run=mine&run=other"):
         page = client.get(path).text
         assert "0.1234" not in page
         assert "424242" not in page
     assert client.get("/run/stolen").status_code == 404
-    assert "What happened" in client.get("/run/inner").text
+    assert ">Events<" in client.get("/run/inner").text
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from made_runs import find_run, make_run, make_token_row, write_record
 from cohort.algorithms.regions import k3
 from cohort.observe.rollouts import read_tokens
 from cohort.tools.dashboard import token_values as values
-from cohort.tools.dashboard.token_texts import Shown, read_pieces, show_piece, write_out
+from cohort.tools.dashboard.token_values import Shown, read_pieces, show_piece, write_out
 
 
 def test_k3_is_what_the_formula_gives_by_hand():
@@ -49,7 +49,7 @@ def test_what_a_record_lacks_is_said(tmp_path):
     assert "kl" not in without.columns
     assert "no reference" in without.missing[0]
     assert "ratio" not in silent.columns
-    assert "Nothing pushes on this completion" in silent.missing[0]
+    assert "This completion has no gradient" in silent.missing[0]
 
 
 def test_tokens_that_are_not_trained_on_have_no_value():
@@ -60,17 +60,15 @@ def test_tokens_that_are_not_trained_on_have_no_value():
     assert np.isnan(sheet.columns["ratio"][1])
     styles, legend = values.place_in_bands(sheet.columns["ratio"], values.make_bands("ratio", sheet.columns["ratio"]))
     assert styles == ["n3", "none"]
-    assert [(band.label, count) for band, count in legend if count] == [("below 0.8", 1), ("no value", 1)]
+    assert [(label, count) for _, label, count in legend if count] == [("below 0.8", 1), ("no value", 1)]
 
 
 @pytest.mark.parametrize(
     ("every", "words"),
     [
-        (None, "before tokens were recorded"),
-        (0, "tokens_every is 0"),
-        (1, "at each step"),
-        (22, "at every 22nd,"),
-        (11, "11th"),
+        (0, "tokens_every = 0"),
+        (1, "at every step"),
+        (22, "step 1 and every 22 steps"),
     ],
 )
 def test_without_a_record_the_sampling_log_probs_and_the_advantage_are_there(every, words):
@@ -100,10 +98,10 @@ def test_without_a_record_the_sampling_log_probs_and_the_advantage_are_there(eve
 def test_every_value_lies_in_the_band_whose_label_holds_it(name, shown, labels):
     shown = np.array(shown, np.float64)
     banding = values.make_bands(name, shown)
-    by_style = {band.style: band.label for band in banding[0]}
+    by_style = dict(banding[0])
     styles, legend = values.place_in_bands(shown, banding)
     assert [by_style[style] for style in styles] == labels
-    assert sum(count for _, count in legend) == len(shown)
+    assert sum(count for _, _, count in legend) == len(shown)
 
 
 @pytest.mark.parametrize(

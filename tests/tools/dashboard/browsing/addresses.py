@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from cohort.tools.dashboard.app import DATA, PAGES
-from cohort.tools.dashboard.lab.pages import load_stations
+from cohort.tools.dashboard.lab.stations import load_stations
 
 PREFIXES = ("", "/live", "/csv", "/svg")
 """The ways in which a page is served."""

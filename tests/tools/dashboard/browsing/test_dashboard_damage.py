@@ -86,7 +86,7 @@ def test_skipped_lines_are_counted(ward, file):
     said = read_page(ward, f"/run/{name_run(file, 'bad')}")
     assert f"{Path(file).name}: {AGAIN * len(BAD_LINES)} broken lines skipped" in said
     said = read_page(ward, f"/run/{name_run(file, 'torn')}")
-    assert f"{Path(file).name}: the last line is not whole yet" in said
+    assert f"{Path(file).name}: the last line is incomplete" in said
 
 
 @pytest.mark.parametrize("file", LINES)

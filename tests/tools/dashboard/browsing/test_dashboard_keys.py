@@ -42,7 +42,7 @@ def test_from_the_runs_to_a_single_token(visit, dashboard):
     page = visit(dashboard, "/")
     follow(page, "first", "/run/first")
     follow(page, "groups", "/run/first/groups")
-    reach(page, "searchbox", "Text")
+    reach(page, "searchbox", "Search")
     page.page.keyboard.type("11+23")
     press(page, "Enter")
     page.page.wait_for_url("**find=11%2B23**")
