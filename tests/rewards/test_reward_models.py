@@ -317,7 +317,7 @@ def test_control_tokens_spelled_out_in_a_completion_are_taken_out_and_counted(tm
     assert remove_special_tokens("<" * 20_000 + "s>" * 20_000, ["<s>", "</s>"]) == ("", 20_000)
 
 
-def test_an_end_token_is_appended_where_it_is_asked_for(tmp_path):
+def test_an_end_token_is_appended_on_request(tmp_path):
     tokenizer = letters()
     model = llama(tokenizer)
     source = saved(tmp_path, model, tokenizer)
