@@ -1,4 +1,4 @@
-"""Parameters fed from columns of other names: the map of a part, its refusals, and who else must know where the gold is."""
+"""Parameters filled from columns of other names: the mapping, its errors, and the column of the reference answer."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_missing_column_comes_with_the_word_that_feeds_it():
 # -- recipes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_recipe_and_the_command_line_say_it_and_the_gold_follows():
+def test_recipe_and_command_line_set_columns_and_the_reference_answer_follows():
     recipe = load_recipe(None, ["rewards.0.columns.answer=solution"])
     assert recipe.rewards[0].columns == {"answer": "solution"}
     assert gold_column(recipe.rewards) == "solution"
