@@ -37,7 +37,7 @@ from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
-from cohort.recipe.rules import count_longest_rollout, gold_column
+from cohort.recipe.rules import count_longest_rollout, find_answer_column
 from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
 from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
@@ -87,15 +87,17 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
 
 def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
     """All texts that a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    golds = {find_gold_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))}
-    columns = {*golds, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
+    answers = {
+        choose_answer_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))
+    }
+    columns = {*answers, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
 
 
-def find_gold_column(recipe: Recipe, config: PromptsConfig) -> str:
+def choose_answer_column(recipe: Recipe, config: PromptsConfig) -> str:
     """The column of the reference answer, from the rewards that score these rows."""
-    return gold_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
+    return find_answer_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
 
 
 def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
@@ -254,7 +256,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
         template_args = config.template_args or recipe.prompts.template_args
         codec = codecs[name] = policy.codec.use_template_args(template_args, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
-            rows, config, codec.encode, policy.tokenizer.unk_token_id, find_gold_column(recipe, config)
+            rows, config, codec.encode, policy.tokenizer.unk_token_id, choose_answer_column(recipe, config)
         )
         idle = [key for key in ("template_args", "chat_template") if getattr(config, key)]
         if idle and not any(prompt.is_chat for prompt in prompts):

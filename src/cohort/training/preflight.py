@@ -159,7 +159,10 @@ def check_reference_answers(run: Run, prompts: Sequence[Prompt], name: str = "")
     if len(rows) < 2:
         return [Check("ok", "answers", f"not checked: the rows{of_set} have neither an `answer` nor a demonstration column")]
     # The next row with another answer, if there is one.
-    others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
+    others = [
+        next((one for one in [*rows[at:], *rows[:at]] if one.reference_answer != row.reference_answer), None)
+        for at, row in enumerate(rows)
+    ]
     formats = [part.name for part in rewards.parts if rewards_format(part.function)]
     forms_P, right = [list_answer_texts(row, column, bool(formats)) for row in rows], list[bool]()
     try:
@@ -189,12 +192,12 @@ def list_answer_texts(row: Prompt, column: str, thinking: bool = False) -> list[
     """
     if column in row.columns:
         return [str(row.columns[column])]
-    if row.gold is None:
+    if row.reference_answer is None:
         return []
-    gold = write_cell(row.gold)
-    wrapped = [f"\\boxed{{{gold}}}", f"#### {gold}", f"<answer>{gold}</answer>", gold]
+    answer = write_cell(row.reference_answer)
+    wrapped = [f"\\boxed{{{answer}}}", f"#### {answer}", f"<answer>{answer}</answer>", answer]
     if not thinking:
-        return [*wrapped, f"<think>so</think>\n\\boxed{{{gold}}}"]
+        return [*wrapped, f"<think>so</think>\n\\boxed{{{answer}}}"]
     return [f"{thought}{text}" for thought in ("", "<think>so</think>\n", "so</think>\n") for text in wrapped]
 
 
