@@ -361,7 +361,7 @@ class Session:
     def _finish(self, status: str, parts: Parts | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
-        from cohort.observe.report import write_report
+        from cohort.observe.report.page import write_report
         from cohort.training.stages import describe_end
 
         if parts:

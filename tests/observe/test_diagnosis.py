@@ -217,8 +217,6 @@ TRIGGERS = [
         "Its reward functions are slower, although it has no more completions",
     ),
     ("slow_old", "warning", {"time/old": 20.0, "time/step": 30.0}, "old log-probs (time/old)"),
-    ("steps_missing", "warning", {"step": lambda s: s if s < 30 else s + 5}, "from step 29 to step 35"),
-    ("steps_missing", "warning", {"step": lambda s: s + 2}, "metrics.jsonl begins with step 3."),
     ("chosen_displaced", "alarm", {"loss/chosen_gain": -10.0, "loss/preferred": 0.8}, "10.0 nats"),
     ("reward_model_outgrown", "warning", {"reward/verifier_agreement": 0.65}, "0.65"),
     (

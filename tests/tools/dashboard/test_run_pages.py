@@ -199,7 +199,7 @@ def test_a_failed_run_says_why_and_an_empty_one_that_there_is_nothing_yet(tmp_pa
     (tmp_path / "empty" / "recipe.toml").write_text("")
     client = open_dashboard(tmp_path)
     assert "OutOfMemoryError The run failed. CUDA out of memory" in text_of(client.get("/run/failed").text)
-    assert "No training step has been written yet." in text_of(client.get("/run/empty").text)
+    assert "There is no training step yet." in text_of(client.get("/run/empty").text)
 
 
 BROKEN = {

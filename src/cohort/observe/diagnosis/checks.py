@@ -14,7 +14,6 @@ import math
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from cohort.algorithms.named import Own
@@ -364,16 +363,6 @@ def check_ahead_waits(history: History) -> Finding | None:
 FAR_BEHIND = 0.15
 """Share of the steps' time by which a rank may work longer than the others."""
 BEHIND = "ranks/behind/"
-
-
-def check_steps_missing(history: History) -> Finding | None:
-    steps = [int(row["step"]) for row in history.rows[-200:] if isinstance(row.get("step"), int | float)]
-    gaps = [(a, b) for a, b in pairwise([0, *steps] if len(history.rows) <= 200 else steps) if b != a + 1]
-    if not gaps:
-        return None
-    before, step = gaps[0]
-    begins = f"jumps from step {before} to" if before else "begins with"
-    return write_finding("steps_missing", "warning", begins=begins, step=step)
 
 
 MODULES = ChainMap(globals(), vars(hacking), vars(methods))
