@@ -12,7 +12,6 @@ import pytest
 
 from cohort.base.text import CONTROLS
 from cohort.errors import RunError
-from cohort.observe.report.page import write_report
 from cohort.observe.report.charts import (
     COLOURS,
     Chart,
@@ -25,7 +24,7 @@ from cohort.observe.report.charts import (
 )
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_part, render_section
-from cohort.observe.report.page import show_timing
+from cohort.observe.report.page import show_timing, write_report
 from cohort.observe.report.plots import list_stage_series
 from cohort.recipe.file import build_recipe, dump_recipe
 
@@ -200,7 +199,7 @@ def test_the_table_of_stages_gives_medians_and_shares(tmp_path):
         assert line in words
     assert "checkpoint 1.00 s 9.1 %" in words
     assert "(only in 2 of 10 steps)" in words
-    assert "the first step left out" in words
+    assert "without the first step" in words
     assert "MFU 41.0 %" in words
 
 

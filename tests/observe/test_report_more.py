@@ -18,12 +18,11 @@ from cohort.cli import app
 from cohort.errors import RewardError, RunError
 from cohort.observe.outcome import describe_failure
 from cohort.observe.ranks import make_record
-from cohort.observe.report.overlay import write_overlay
-from cohort.observe.report.page import write_report
 from cohort.observe.report.charts import Chart, Series, draw_chart
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_section
-from cohort.observe.report.overlay import load_overlay
+from cohort.observe.report.overlay import load_overlay, write_overlay
+from cohort.observe.report.page import write_report
 from cohort.observe.report.plots import Side, count_shares, draw_histograms, find_edges
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
@@ -66,7 +65,7 @@ def test_the_report_of_a_failed_run_says_why_where_and_what_to_do(tmp_path):
     assert [tag for tag, _ in page.tags].count("script") == 1
     early = failed(tmp_path / "runs" / "b", False, error="no such file", steps=0)
     assert (
-        "error The run failed. no such file It arose before the first step was finished. Nothing had been earned yet"
+        "error The run failed. no such file It occurred before the first step finished. There was no progress to save"
         in early.text
     )
     assert "The run failed" not in failed(tmp_path / "runs" / "c", False, status="interrupted", error="x").text
@@ -174,7 +173,7 @@ def test_several_runs_share_a_page(runs, tmp_path):
     assert float(difference[2]) <= -15.0 <= float(difference[3])
     assert page.text.count("rewards differ") == 2  # a success there is not a success here
     assert [tag for tag, _ in page.tags].count("script") == 1
-    assert "What failed" in page.text
+    assert "Failed runs" in page.text
     charts = {}
     for chart in re.findall(r'<figure class="card chart".*?</figure>', source, re.DOTALL):
         charts[re.search(r"<h3>(.*?)</h3>", chart)[1]] = re.findall(r'<svg class="key (c\d)"', chart)

@@ -71,7 +71,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/shared_rewarded", "share", "successes that contain one shared string, not explained by their reference answers ÷ all successes (docs/hacking-alarms.md)", "0", "Above 0.5 in several steps, the policy may exploit the verifier, or it is learning a required form; `evidence` in the row names rollouts."),
     Metric("rollout/other_number", "share", "successes whose extracted answer is another number than the reference answer ÷ successes where both are numbers", "0; constant if several numbers are right", "A rise means that the verifier accepts wrong numbers and the policy learns which."),
     Metric("rollout/prompt_tokens_mean", "tokens", "mean prompt length, template included", "constant", "A jump means that the mix of prompts has changed."),
-    Metric("rollout/epoch", "epochs", "prompts drawn so far ÷ prompts in the source", "below about 10", "Many passes over few prompts lead to memorisation; watch held-out pass@1 instead of the reward."),
+    Metric("rollout/epoch", "epochs", "prompts drawn since the start ÷ prompts in the source", "below about 10", "Many passes over few prompts lead to memorisation; watch held-out pass@1 instead of the reward."),
     Metric("rollout/mismatch_mean", "nats", "mean |log π_trainer − log π_engine| over sampled tokens, before the first update of the step", "below 0.01 (bfloat16), 1e-5 (float32)", "Engine and trainer give different probabilities for the same policy. The mean hides outliers: check p95 and max.", reduce="first"),
     Metric("rollout/mismatch_p95", "nats", "95th percentile of the same", "below 0.05", "One token in twenty differs by at least this much: check for a different temperature, template or dtype.", reduce="first"),
     Metric("rollout/mismatch_max", "nats", "maximum of the same", "below 1", "A single large value is usually one very unlikely token; if p95 is large too, there is a bug or a stale weight.", reduce="first"),
@@ -83,7 +83,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("rollout/prompts_seen", "share", "prompts drawn at least once before this step (`prompt_choice = \"informative\"`)", "rising to 1", "Constant below 1: the run is too short to reach all prompts."),
     Metric("rollout/prompts_retired", "share", "prompts with the lowest probability because they are solved", "rising", "Near 1: the policy has learned the set."),
     Metric("rollout/prompts_hopeless", "share", "prompts with the lowest probability because their recent groups all failed", "small", "Large: much of the set is too hard for this policy."),
-    Metric("rollout/expected_success", "share", "mean estimated success of the prompts drawn so far", "rising", "A fall means that the policy forgets."),
+    Metric("rollout/expected_success", "share", "mean estimated success of all prompts drawn until now", "rising", "A fall means that the policy forgets."),
     # reward ------------------------------------------------------------------------------------------------------
     Metric("reward/mean", "reward", "mean weighted sum of parts over scored completions", "rising", "Flat from the start: no useful groups, or too small a learning rate. Falling: the updates are too large."),
     Metric("reward/std", "reward", "standard deviation over scored completions", "above 0", "0: every completion has the same score, so the step teaches nothing."),

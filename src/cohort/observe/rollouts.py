@@ -344,7 +344,7 @@ PLACES = ("group", "sample", "row", "update", "updates", "length")
 MAX_TOKENS = 32_768
 """Tokens per file: with ten numbers and a text each it stays below 2 MB."""
 MAX_GROUPS = 4
-"""Groups per file, besides those that findings name."""
+"""Groups per file, besides groups named by findings."""
 MAX_READ_BYTES, MAX_READ_VALUES = 1 << 24, 1 << 21
 """Larger files are refused: no run writes them."""
 
@@ -452,7 +452,7 @@ def list_token_steps(folder: Path) -> list[int]:
 
 
 def choose_groups(rewards: Mapping[int, Sequence[float | None]], named: Sequence[int], more: bool) -> list[int]:
-    """Groups to record, the most important first: those that findings name; with `more` also useful groups, then any others."""
+    """Groups to record, the most important first: groups named by findings; with `more` also useful groups, then any others."""
     return list(dict.fromkeys([*named, *(order_useful_first(rewards)[:MAX_GROUPS] if more else [])]))
 
 

@@ -60,7 +60,7 @@ class Monitor:
         """Progress within a stage without metric rows, such as the cold start: {"loss": 1.2, "success": 0.3}."""
 
     def on_sampling(self, done: int, total: int) -> None:
-        """Number of completions sampled in this step so far. Called after each completion if rewards are computed during sampling."""
+        """Completions sampled in this step. Called after each completion if rewards are computed during sampling."""
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
         """A reward part has scored `done` of its completions. Called from the scoring threads."""
@@ -112,7 +112,9 @@ def check_methods(monitor: Any, place: str) -> None:
     called = f"A run calls these methods, if they exist: {', '.join(METHODS)}."
     for name in dir(monitor):
         if name.startswith("on_") and name not in METHODS:
-            raise RecipeError(f"{place}: {kind} has the unknown method {name!r}{suggest_nearest(name, METHODS) or '.'} {called}")
+            raise RecipeError(
+                f"{place}: {kind} has the unknown method {name!r}{suggest_nearest(name, METHODS) or '.'} {called}"
+            )
     if not any(callable(getattr(monitor, name, None)) for name in METHODS):
         raise RecipeError(f"{place}: {kind} has no method of a monitor. {called}")
 

@@ -71,7 +71,7 @@ class JsonlMonitor(Monitor):
         self.note_progress(done == self.total, done=done, total=self.total, values=values)
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
-        """Only for slow scoring; the metrics cover the rest."""
+        """Written only if scoring is slow."""
         if done == total:
             self.scoring.pop(part, None)
         elif self.clock() - self.scoring.setdefault(part, self.clock()) >= PROGRESS_S:
@@ -104,7 +104,9 @@ class JsonlMonitor(Monitor):
             truncate_after(file, step)
         if self.events.exists():  # events without a step stay
             lines = [(line, parse_line(line)) for line in self.events.read_bytes().splitlines()]
-            replace_lines(self.events, [line for line, row in lines if row and (row.get("step") is None or has_step_up_to(row, step))])
+            replace_lines(
+                self.events, [line for line, row in lines if row and (row.get("step") is None or has_step_up_to(row, step))]
+            )
         truncate_index(self.rollouts / "index.bin", step)
         for late in list_token_steps(self.rollouts):
             if late > step:  # after an edit of the recipe, other findings may be new at these steps

@@ -65,7 +65,7 @@ def describe_run(run: RunData) -> tuple[str, str]:
             return sentence, describe_progress(run, f"There is no final evaluation yet{describe_latest(run, name)}")
     if run.rows:
         progress = describe_progress(run, "There was no evaluation on held-out problems")
-        return progress, "The training reward alone does not show that the policy learned the task."
+        return progress, "A higher training reward does not prove that the policy learned the task."
     return "There is no training step yet.", "Results appear here as the run proceeds."
 
 

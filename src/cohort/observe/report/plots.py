@@ -72,7 +72,7 @@ def list_charts(run: RunData) -> list[Chart]:
 
 
 def list_stage_series(run: RunData) -> tuple[Series, ...]:
-    """The largest stages in the order of a step, and all others combined, since there are only so many colours."""
+    """The largest stages in the order of a step, and all others combined, since the number of colours is limited."""
     times = measure_stages(run.rows)
     shown = sorted(times, key=lambda time: -time.total)[: COLOURS - 1]
     series = [Series(time.stage.name, run.find_series(f"time/{time.stage.name}")) for time in times if time in shown]
@@ -251,6 +251,6 @@ def show_ranks(run: RunData) -> Part | None:
     where = "" if several else f" All ranks are on {name_host(times[0])}."
     caption = (
         f"Means over {len(lines)} steps. Work: seconds without waiting for other ranks. Sampled and trained: tokens per step; trained tokens "
-        f"include prompts that are run. GiB: peak memory so far.{where}{left_out}"
+        f"include prompts that are run. GiB: peak memory.{where}{left_out}"
     )
     return "table", "Ranks", heads, rows, caption, f"{describe_ranks(run.ranks)}."
