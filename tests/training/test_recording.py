@@ -276,7 +276,7 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     recording.record_step(parts, state, 2)
     assert len(reports) == 1
     assert "no space left on device" in reports[0]
-    assert "Training goes on" in reports[0]
+    assert "Training continues" in reports[0]
 
 
 def test_lost_token_files_are_reported(run, tmp_path):
