@@ -92,7 +92,8 @@ class Session:
     def __init__(
         self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
     ):
-        from cohort.observe.monitors import Monitors, build_monitors
+        from cohort.observe.monitors import build_monitors
+        from cohort.observe.monitors.base import Monitors
         from cohort.training.state import add_missing_fields
 
         self.world, self.started = world, time.monotonic()

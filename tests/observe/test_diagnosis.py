@@ -96,7 +96,7 @@ TRIGGERS = [
     ("no_success", "alarm", {"reward/success": 0.0, "advantage/useful_groups": 0.0}, "of the 2560 that were scored"),
     ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_correct_groups": 28}, "too easy"),
     ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_wrong_groups": 28}, "too hard"),
-    ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 all wrong"),
+    ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 only wrong ones"),
     ("truncation", "alarm", {"rollout/truncated": 0.97}, "97 % of completions were cut at 256 tokens"),
     ("truncation", "warning", {"rollout/truncated": 0.3}, "sampling.max_completion_tokens"),
     ("copies", "alarm", {"rollout/distinct": 0.125}, "1.0 distinct completions out of 8 at temperature 1"),

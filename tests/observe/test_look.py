@@ -110,7 +110,7 @@ def test_a_group_shows_prompt_gold_best_worst_parts_and_what_was_extracted():
     assert printed(rollouts=members) == [
         "step 7, group 3: 1 of 3 right, mean reward 0.533",
         "  prompt   12+34=",
-        "  gold     46",
+        "  expected 46",
         "  best     reward 1.1 · form 1 · shape 0.1 · right · extracted 46 · 2 tokens",
         "           so 46",
         "  worst    reward 0 · form 0 · shape 0 · wrong · extracted 47 · 2 tokens",
@@ -122,7 +122,7 @@ def test_a_group_shows_prompt_gold_best_worst_parts_and_what_was_extracted():
     flat = printed(rollouts=GROUPS[:2])
     assert [line.split()[0] for line in flat if line.startswith("  ") and line[2] != " "] == [
         "prompt",
-        "gold",
+        "expected",
         "one",
         "another",
     ]
@@ -180,7 +180,7 @@ def test_look_shows_the_last_step_that_was_kept_or_the_one_that_is_named(run, ca
     assert [f"row {n}" in whole for n in range(6)] == [False, False, True, True, True, False]
     wrong = look(capsys, run, step=2, wrong=True)
     assert "so 47" in wrong
-    assert "so 46" not in wrong.replace("gold     46", "")
+    assert "so 46" not in wrong.replace("expected 46", "")
     assert "3 of 5 completions of step 2 are wrong" in wrong
     rows = [json.loads(line) for line in look(capsys, run, step=2, wrong=True, group=1, as_json=True).splitlines()]
     assert [(row["completion"], row["extracted"], row["gold"], row["answer"], row["row"]) for row in rows] == [

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
 from cohort.observe.diagnosis.checks import FindingWatch
-from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, find_monitor_problems, read_rows
-from cohort.observe.monitors.base import METHODS, check_methods
+from cohort.observe.monitors import MONITORS, build_monitors, find_monitor_problems
+from cohort.observe.monitors.base import METHODS, Monitor, Monitors, check_methods
 from cohort.observe.monitors.console import ConsoleMonitor, make_before_after_table, write_with_interval
-from cohort.observe.monitors.jsonl import append_line, truncate_after
+from cohort.observe.monitors.jsonl import JsonlMonitor, append_line, read_rows, truncate_after
 from cohort.recipe.file import build_recipe
 
 ONE = {"value": 0.541, "low": 0.51, "high": 0.572}
@@ -323,7 +323,7 @@ def test_the_end_says_where_the_time_went(tmp_path):
         }
         monitor.on_metrics(row(step, **{f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 2.0}))
     monitor.on_finish(SUMMARY)
-    line = "time     rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · the rest 2.5 %"
+    line = "time     rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · other 2.5 %"
     assert line in out.getvalue().splitlines()
 
 

@@ -131,8 +131,8 @@ def test_first_and_last_steps_stand_beside_each_other(tmp_path):
     page = Page(source)
     labels = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
     assert labels == [
-        "Rewards, first 10 saved steps: median 0 of 27; last 10: median 1 of 30",
-        "Lengths, first 10 saved steps: median 16 of 36; last 10: median 35.5 of 40",
+        "Rewards, first 10 saved steps: median 0 over 27; last 10: median 1 over 30",
+        "Lengths, first 10 saved steps: median 16 over 36; last 10: median 35.5 over 40",
     ]
     assert "first 10 saved steps (left)" in page.text
     assert "first 10 saved steps: 66.7 % from -0.5 to 0.5" in page.text

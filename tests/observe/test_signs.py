@@ -13,7 +13,7 @@ from cohort.data.column_addition import column_addition
 from cohort.observe.diagnosis.finding import Trend, measure_trend
 from cohort.observe.diagnosis.shared_string import SAMPLED, find_frequent_pieces, find_shared_string, is_same_answer
 from cohort.observe.diagnosis.signs import find_signs
-from cohort.observe.monitors import read_rows
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import EVIDENCE, list_token_steps, read_index, read_tokens
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from cohort.model.examples import Example
 from cohort.model.packing import plan_minibatches
-from cohort.observe.monitors import Monitors, read_rows
+from cohort.observe.monitors.base import Monitors
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import DUPLICATE, NUMBERS, WRONG_REWARDED, read_index, read_tokens
 from cohort.observe.run_folder import RunFolder, find_losses
 from cohort.recipe.algorithm import AlgorithmConfig

@@ -193,11 +193,11 @@ def list_seconds(rows: Sequence[Row], stage: str) -> list[float]:
 
 
 def describe_times(rows: Sequence[Row], most: int = 4) -> str:
-    """One line, the largest stage first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
+    """One line, the largest stage first: "rollout 52 % · update 34 % · reward 9.1 % · other 4.9 %"."""
     times = sorted(measure_stages(drop_first_step(rows)), key=lambda time: -time.share)
     named = [f"{time.stage.name} {write_percent(time.share)}" for time in times[:most]]
     rest = sum(time.share for time in times[most:])
-    return " · ".join([*named, *([f"the rest {write_percent(rest)}"] if rest >= 0.001 else [])])
+    return " · ".join([*named, *([f"other {write_percent(rest)}"] if rest >= 0.001 else [])])
 
 
 # -- sampling ahead ----------------------------------------------------------------------------------------------------

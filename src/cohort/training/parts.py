@@ -18,7 +18,7 @@ from cohort.model.critic import Critic, NoCritic
 from cohort.model.policy import Policy
 from cohort.model.reference import Reference
 from cohort.model.teacher import Teacher
-from cohort.observe.monitors import Monitors
+from cohort.observe.monitors.base import Monitors
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import measures_kl
 from cohort.recipe.schema import Recipe

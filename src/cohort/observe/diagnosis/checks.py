@@ -112,7 +112,7 @@ def check_no_useful_groups(history: History) -> Finding | None:
         variant=name_difficulty(right, wrong) if success is not None else "unjudged",
         useful=useful,
         steps=len(history.last_values("advantage/useful_groups")),
-        counts=f"{right:.0f} groups were all right and {wrong:.0f} all wrong"
+        counts=f"{right:.0f} groups had only right completions and {wrong:.0f} only wrong ones"
         if right or wrong
         else "the others had equal rewards",
         success=success,

@@ -20,24 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RecipeError
-from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
+from cohort.observe.monitors.base import Monitor as Monitor
+from cohort.observe.monitors.base import Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
 from cohort.recipe.schema import Recipe
 from cohort.recipe.sections import MonitorsConfig, suggest_nearest
 
 if TYPE_CHECKING:
     from cohort.observe.diagnosis.checks import FindingWatch
-
-__all__ = [
-    "MONITORS",
-    "JsonlMonitor",
-    "Monitor",
-    "Monitors",
-    "build_monitors",
-    "drop_monitors",
-    "find_monitor_problems",
-    "read_rows",
-]
 
 MONITORS = {
     "tensorboard": "cohort.observe.monitors.trackers:TensorboardMonitor",

@@ -20,7 +20,7 @@ from cohort.observe.metrics import LARGEST
 from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.outcome import read_change
 from cohort.observe.report.charts import Marker
-from cohort.observe.rollouts import read_ends, read_rollouts
+from cohort.observe.rollouts import read_rollouts
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.describe import describe_algorithm, describe_own
@@ -60,9 +60,6 @@ class RunData:
 
     def read_completions(self, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
         """Every completion of these steps, in order; steps with an unreadable file are skipped."""
-        index = self.find_file(self.folder.index_file)
-        if index and (found := read_short_records(index, steps, columns)):
-            return found
         rows: list[dict[str, Any]] = []
         for step in steps:
             file = self.find_file(self.folder.rollouts_file(step))
@@ -198,16 +195,6 @@ class RunData:
             return Evaluation.from_json(next(row for row in reversed(self.evaluations) if row.get("label") == label))
         except (StopIteration, KeyError, TypeError, ValueError, AttributeError):
             return None
-
-
-def read_short_records(file: Path, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The columns of these steps from the index, if its beginning or end contains all the steps; otherwise []."""
-    for rows in read_ends(file):
-        if set(steps) <= {*rows["step"].tolist()}:
-            chosen = rows[(rows["step"] >= min(steps)) & (rows["step"] <= max(steps))]
-            values = zip(*(chosen[name].tolist() for name in columns), strict=True)
-            return [dict(zip(columns, row, strict=True)) for row in values]
-    return []
 
 
 def parse_recipe(text: str) -> dict[str, Any]:

@@ -207,7 +207,7 @@ def draw_histogram(title: str, caption: str, sides: Sequence[Side]) -> Figure:
                 place = {"x": left + 0.5, "y": y, "width": max(1.0, width - 1), "height": scale.bottom - y}
                 tooltip = f"{side.label}: {100 * share:.1f} % from {low:.4g} to {high:.4g}"
                 marks.append(make_mark("rect", f"area c{index}", tooltip, **place))
-    medians = "; ".join(f"{side.label}: median {median(side.values):.4g} of {len(side.values)}" for side in sides)
+    medians = "; ".join(f"{side.label}: median {median(side.values):.4g} over {len(side.values)}" for side in sides)
     # The position too, so that the colour is not the only difference.
     legend = [
         (index, f"{side.label} ({where})") for index, (side, where) in enumerate(zip(sides, ("left", "right"), strict=True))
