@@ -3,10 +3,10 @@
     python benchmarks/architectures.py [TYPE ...] [--json OUT]
     python benchmarks/architectures.py --page OUT       # writes docs/architectures.md from that file
 
-For each model type of transformers' own list: a tiny model with random weights is saved and loaded as a user's would be, the engine that
-`sampling.engine = "auto"` takes samples ragged groups from it, and three numbers are compared: log-probs of the engine, of the trainer's
-path (packed, or padded after the end) and of a plain forward of each completion alone. `engine` is the largest difference between the first two,
-`trainer` between the last two, in nats, in float32. A model that is refused is refused with the words in the last column.
+For each model type in transformers' list, a tiny model with random weights is saved and loaded like a user's, the engine of
+`sampling.engine = "auto"` samples ragged groups from it, and log-probs are compared: of the engine, of the trainer's path (packed, or
+padded) and of a plain forward of each single completion. `engine` is the largest difference between the first two, `trainer` between the
+last two, in nats, in float32. The last column has the message of models that are refused.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def line(row: dict[str, Any]) -> str:
 
 
 def write_page(document: dict[str, Any]) -> str:
-    """docs/architectures.md: what each type came to, and the words of those that are refused or slow."""
+    """docs/architectures.md: the result of each type, with the messages of refused and slow models."""
     rows = document["rows"]
     found = {
         verdict: [row for row in rows if row["verdict"] == verdict] for verdict in ("exact", "MISMATCH", "refused", "not built")
@@ -230,10 +230,10 @@ def write_page(document: dict[str, Any]) -> str:
         "",
         "`python benchmarks/architectures.py` builds every causal language model of the installed transformers small, with random weights, saves it, loads it as a",
         'user\'s would be, samples ragged groups with the engine that `sampling.engine = "auto"` takes, and compares log-probs in float32 on a CPU. *engine*: the',
-        "largest difference between engine and trainer, in nats; *trainer*: between the trainer's path and a plain forward of each completion alone.",
+        "largest difference between engine and trainer, in nats; *trainer*: between the trainer's path and a plain forward of each single completion.",
         f"With transformers {document['transformers']}: {len(rows)} types, of which "
         + ", ".join(f"{len(members)} are sampled by {tier}" for tier, members in tiers.items())
-        + f", {len(found['refused'])} are refused in words, {len(found['MISMATCH'])} exceeds 1e-4 nats (a run with it stops at its first step where it exceeds "
+        + f", {len(found['refused'])} are refused with a message, {len(found['MISMATCH'])} exceeds 1e-4 nats (a run with it stops at its first step where it exceeds "
         f"the limit), and {len(found['not built'])} could not be built small or without images. What each engine does is in [how it works](how-it-works.md#three-engines).",
         "",
         SPEEDS,

@@ -1,7 +1,7 @@
-"""CPU seconds of a training process and of those it started, step by step: on a machine that others use too, the wall clock measures them.
+"""CPU seconds of a training process and its children, step by step. On a shared machine the wall clock would also measure other users.
 
 As a monitor of a run (`monitors.also = ["cpu_clock:CpuClock"]`, with this folder on PYTHONPATH) it writes clock.jsonl into the run folder. The other
-trainer of the comparison calls `count_tree_seconds` in the same places. Reads /proc, so Linux alone.
+trainer of the comparison calls `count_tree_seconds` in the same places. Reads /proc, so it needs Linux.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Cost curves: time and memory against one axis at a time, the fitted slope beside the expected one.
+"""Cost curves: time and memory along one axis at a time, with fitted and expected slopes.
 
-A slope is that of the best line through log(cost) against log(x): 1 is proportional, 0 is flat. The expected slope is that of
-the cost model (speed_costs.py) over the very same points, not a round number: reading the weights is a fixed cost, attention grows
-with the square of the length, and both bend a line. Time is expected to follow the model; memory to be what is stated here:
+A slope is that of the least-squares line through log(cost) and log(x): 1 is proportional, 0 is flat. The expected slope is that of the
+cost model (speed_costs.py) at the same points, not a round number: reading the weights is a fixed cost, and attention grows with the
+square of the length. Time should follow the model; memory should be:
 
     rollouts   keys and values of the slots: in proportion to slots x (prompt + completion)
     training   the largest micro-batch: flat once a step fills the fixed budget of tokens, and while a row fits into it
@@ -12,7 +12,7 @@ with the square of the length, and both bend a line. Time is expected to follow 
     python benchmarks/curves.py --axes prompts,length        some of them
     python benchmarks/curves.py 1.5b --axes length --points 128,1024,8192
 
-What each slope means, and which one is expected: docs/speed.md.
+docs/speed.md explains the slopes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from cohort.ops.flops import Dimensions
 BENCHMARK = "curves"
 STAGES = ("rollout", "train")
 TOLERANCE = {"time": 0.15, "memory": 0.15}
-"""How far a measured slope may lie from the expected one to be called as expected."""
+"""How far a measured slope may be from the expected one."""
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,12 @@ class Axis:
     points: Mapping[str, Sequence[Any]]
     """By kind of device."""
     change: Callable[[BenchJob, Any], BenchJob]
-    """The job at a point."""
+    """Makes the job at a point."""
     x: Callable[[BenchJob], float]
 
 
 def change_work(**fields: Any) -> Callable[[BenchJob, Any], BenchJob]:
-    """A change of one field of the workload, the others pinned."""
+    """A function that changes one field of the workload and pins the others."""
 
     def change(job: BenchJob, value: Any) -> BenchJob:
         own = {name: value if pinned is None else pinned for name, pinned in fields.items()}
@@ -125,7 +125,7 @@ def run_curves(words: Sequence[str], options: Options, axes: str = "", points: s
     stops: list[str] = []
     with tempfile.TemporaryDirectory(prefix="cohort-curves-") as scratch:
         base = make_job(words, replace(options, **given), machine, scratch)
-        # What is wrong with the words or with a point is said before anything is measured.
+        # Faulty settings and points are refused before anything is measured.
         lines = [(axis, make_jobs_along(axis, parse_points(points, axis, kind), base)) for axis in AXES if axis.name in chosen]
         base.make_recipe()
         if options.out:
@@ -157,7 +157,7 @@ def run_curves(words: Sequence[str], options: Options, axes: str = "", points: s
     for curve in curves:
         say(describe_curve(curve))
     if not curves:
-        say("no curve, and nothing to draw: no axis has two points that could be measured; the reasons are above.")
+        say("no curve to draw: no axis has two measured points; the reasons are above.")
     if options.out:
         write_result(document, options.out, say)
         if curves:
@@ -195,7 +195,7 @@ def make_jobs_along(axis: Axis, values: Sequence[Any], base: BenchJob) -> list[B
         except RecipeError as problem:
             raise RecipeError(f"{axis.title} {value}: {problem}") from problem
     if len({axis.x(job) for job in jobs}) < len(jobs):
-        raise RecipeError(f"--points: {', '.join(map(str, values))}; one of them stands there twice.")
+        raise RecipeError(f"--points: {', '.join(map(str, values))}; one of them is given twice.")
     return sorted(jobs, key=axis.x)
 
 
@@ -279,7 +279,7 @@ def fit_slope(xs: Sequence[float], ys: Sequence[float]) -> float:
 
 
 def model_seconds(stage: str, job: BenchJob, accelerator: Accelerator | None) -> float:
-    """What the time should be proportional to. Without a known accelerator: FLOPs alone, at any rate."""
+    """The quantity that time should be proportional to: seconds of the cost model, or only FLOPs without a known accelerator."""
     dimensions, work = job.shape.dimensions, job.workload
     if stage == "train":
         return estimate_training_cost(dimensions, work.prompt_tokens, work.flat_plan, work.group)
@@ -314,7 +314,7 @@ def count_largest_micro_batch(job: BenchJob) -> int:
 
 
 def measure_head(base: BenchJob, kind: str, stops: list[str]) -> list[dict[str, Any]]:
-    """Memory of log-probs and their gradient, against vocabulary x tokens; what fails is said, like any other point."""
+    """Memory of log-probs and their gradient, against vocabulary x tokens; failures are recorded as at other points."""
     vocabulary = HEAD_VOCABULARY[kind]
     points = []
     for tokens in HEAD_TOKENS[kind]:
@@ -336,7 +336,7 @@ def measure_head(base: BenchJob, kind: str, stops: list[str]) -> list[dict[str, 
 
 
 HEAD_WIDTH = 64
-"""Narrow, so that the hidden states and their gradient are nothing beside logits."""
+"""Narrow, so that hidden states and their gradient are small compared with the logits."""
 
 
 def measure_head_growth(device: str, tokens: int, vocabulary: int) -> int | None:
@@ -375,18 +375,18 @@ def describe_curve(found: Mapping[str, Any]) -> str:
 
 
 def judge_slope(found: Mapping[str, Any]) -> str:
-    """In words. Memory that grows less than expected is well; time that does is not: something other than the work is measured."""
+    """A verdict in words. Memory may grow less than expected; time that does was not dominated by the work."""
     if found["as_expected"]:
         less = found["slope"] < found["expected"] - TOLERANCE[found["kind"]]
-        return "less than expected, which is well" if less else "as expected"
+        return "less than expected, which is good" if less else "as expected"
     if found["slope"] > found["expected"]:
         return "NOT as expected, grows faster"
     return "NOT as expected, grows more slowly: fixed costs, or a noisy machine, outweigh the work at these points"
 
 
 def main() -> int:
-    """Measure what the command line asks for; 1 where a slope is not as expected."""
-    if sys.argv[1:2] == ["--head"]:  # the process of one point of the loss head
+    """Run the command; returns 1 if a slope is not as expected."""
+    if sys.argv[1:2] == ["--head"]:  # in the process of one point of the loss head
         device, tokens, vocabulary, target = sys.argv[2:]
         growth = measure_head_growth(device, int(tokens), int(vocabulary))
         Path(target).write_text(json.dumps({"growth_bytes": growth}), encoding="utf-8")

@@ -1,12 +1,12 @@
-"""What `cohort dashboard` costs: pages of a very long run, of broken and huge files, and its share of a core beside a run that trains.
+"""The cost of `cohort dashboard`: pages of a very long run, of broken and huge files, and its share of a core during training.
 
     python benchmarks/dashboard.py                         all of it: about five minutes, 2.2 GB of disk for a while
     python benchmarks/dashboard.py --only open             10,000 steps and 1 million rollouts
     python benchmarks/dashboard.py --only huge             a metrics.jsonl of 1 GB, one without line ends, one half-written
-    python benchmarks/dashboard.py --only share            CPU beside the demo, its pages asked for as a browser does
+    python benchmarks/dashboard.py --only share            CPU while the demo trains and pages are requested as by a browser
 
-Every figure is the first opening by a server that was just started. Seconds are of the clock and, in brackets, of the server's CPU.
-The exit code is 1 where a page takes more than 2 s, or following the demo 2 % of a core.
+Every figure is the first request to a new server, in wall-clock seconds and, in brackets, CPU seconds of the server. The exit code is 1
+if a page takes more than 2 s, or following the demo more than 2 % of a core.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def measure_huge(scratch: Path) -> None:
 
 
 def measure_share(scratch: Path, seconds: float) -> None:
-    """Three pages of a demo that trains, each asked for as live.js does."""
+    """Three pages of a training demo, each requested as by live.js."""
     (scratch / "share").mkdir()
     words = ["name=demo", f"runs_folder={scratch / 'share'}", "monitors.console=false", "cold_start.num_steps=50"]
     training = subprocess.Popen([sys.executable, "-m", "cohort", "train", *words], env={**os.environ, "OMP_NUM_THREADS": "1"})

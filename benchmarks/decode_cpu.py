@@ -1,13 +1,12 @@
-"""Rollouts on a CPU: HF generate, the modules over the slot cache, the fused decode step in PyTorch, and with the compiled
-kernel, in turn.
+"""Rollouts on a CPU: HF generate, the modules with the slot cache, and the fused decode step in PyTorch and with the compiled kernel.
 
     python benchmarks/decode_cpu.py [--size small|demo] [--new 128] [--repeats 5] [--threads 2]
 
-Contenders take turns, so that whatever else the machine does meets all of them; the figures are medians, and the ratios are
-medians of the ratios within a turn. HF generate has processes of its own, into which cohort is not imported: cohort has OpenMP
-threads wait without spinning, which makes HF generate a third slower on a quiet machine, and many times faster on a busy one.
-It runs both ways, and ratios are to the faster. Fixed: every completion has the most tokens. Ragged: lengths are uniform from
-1 to the most (mean one half); HF generate decodes its batch until the longest row is over, so only its useful tokens change.
+Contenders take turns, so that noise of the machine affects all of them; figures are medians, and ratios are medians of the ratios within
+a turn. HF generate runs in its own processes without cohort: cohort makes OpenMP threads wait without spinning, which makes HF generate a
+third slower on a quiet machine and many times faster on a busy one. It runs both ways, and ratios are to the faster. Fixed: every
+completion has the maximum length. Ragged: lengths are uniform from 1 to the maximum; HF generate decodes its batch until the longest row
+ends, so only its number of useful tokens changes.
 """
 
 from __future__ import annotations

@@ -1,19 +1,19 @@
 """A verifier of the demo task that fails on purpose, for benchmarks/faulty_rewards.py. Importable: it runs in the workers.
 
-Whether and how it fails on a completion follows from a hash of (completion, step), so that the same completion meets the same
-fault in the call for many and in the repetition one by one, in any worker and in any run.
+A hash of (completion, step) decides whether and how it fails, so that a completion has the same fault in a batch call, in a retry of
+single completions, in any worker and in any run.
 
     raise    an exception
     hang     it never returns
     nan      the score is NaN
     length   one value too many is returned
 
-A list of the wrong length cannot be attributed, so it costs every completion of its call. To lose that one completion and no
-other, a completion marked "length" makes a call for many raise, whereupon the runner repeats it one by one, and returns two
-values where it is alone.
+A list of the wrong length cannot be attributed, so it costs every completion of its call. To lose only one completion, a completion
+marked "length" makes a batch call raise, so that the runner retries one by one, and a call with that single completion returns two
+values.
 
-Faults are injected from the second step on, and on training problems alone: what is held out, and the preflight, are judged
-without, so that pass@1 measures the policy. Each fault is written to `log` by the call that settles it, once per completion.
+Faults are injected from the second step on, and only on training problems: held-out problems and the preflight are scored without
+faults, so that pass@1 measures the policy. The call that decides a completion writes its fault to `log`, once per completion.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def flawed_answer(
     ]
     scores = [float(extract(text) == gold) for text, gold in zip(completions, answer, strict=True)]
     fatal = next((kind for kind in kinds if kind in ("raise", "hang", "length")), "")
-    if len(completions) == 1 or not fatal:  # else every completion comes again in a call of its own
+    if len(completions) == 1 or not fatal:  # else every completion is retried in its own call
         for kind, text in zip(kinds, completions, strict=True):
             note(log, step, kind, text)
     if fatal == "hang":
@@ -76,7 +76,7 @@ def is_injected(prompt: str, step: int) -> bool:
 
 
 def kind_of(text: str, step: int, shares: Mapping[str, float]) -> str:
-    """The fault of this completion at this step; "" where there is none."""
+    """The fault of this completion at this step; "" for none."""
     digest = hashlib.sha256(f"{step}\n{text}".encode()).digest()
     place = int.from_bytes(digest[:8], "big") / 2**64
     for kind, share in shares.items():

@@ -3,17 +3,16 @@
     python benchmarks/faulty_rewards.py                     200 steps of the demo (about a quarter of an hour on one core)
     python benchmarks/faulty_rewards.py --steps 20 --keep runs
 
-1.5 % of the completions make the reward function raise, 1.5 % get NaN, 1.5 % a list of the wrong length and 0.5 % a hang
-that ends at the time limit of 0.4 s (faulty_reward.py says how, and why nothing else is lost with them). Prints one JSON
-object and exits with 1 unless all of this holds:
+On 1.5 % of the completions the reward function raises, on 1.5 % it returns NaN, on 1.5 % a list of the wrong length, and on 0.5 % it
+hangs until the time limit of 0.4 s (see faulty_reward.py). Prints one JSON object, and exits with 1 unless all of this holds:
 
 - the run finished all its steps;
-- for every kind, the faults in the run's rollouts and metrics are exactly those that the injection wrote down itself;
-- held-out pass@1, which is judged without faults, rose by at least 30 points.
+- for every kind, the faults in the run's rollouts and metrics are exactly the injected ones;
+- held-out pass@1, scored without faults, rose by at least 30 points.
 
-train.max_fault_share is raised from 0.1 to 0.5. The mean loss is 4.5 %, but the copies of a completion fail together, and
-once a problem is learned its group of eight is often eight copies: of 32 groups, each lost whole with probability 0.045,
-four or more are lost in about one step in eighteen, which is beyond the 25 completions that 0.1 allows.
+train.max_fault_share is raised from 0.1 to 0.5. The mean loss is 4.5 %, but copies of a completion fail together, and the group of a
+learned problem often consists of eight copies. Of 32 groups, each lost with probability 0.045, four or more are lost in about one step
+of eighteen, which is more than the 25 completions that 0.1 allows.
 """
 
 from __future__ import annotations
@@ -62,7 +61,7 @@ def measure(folder: Path, steps: int, seed: int) -> dict[str, Any]:
     name = f"faulty-rewards-{time.strftime('%Y%m%d-%H%M%S')}"
     log = folder / f"{name}.injected.jsonl"
     shared: dict[str, Any] = {"recipe": "column_addition", "seed": seed, "runs_folder": str(folder)}
-    # The cold start looks at the success rate under step numbers of its own: it is a run of its own, with a sound verifier.
+    # The cold start measures the success rate with its own step numbers, so it is a separate run, with a sound verifier.
     start = cohort.train(**shared, name=f"{name}-start", num_steps=0, **{"evaluation.samples": 0})
     run = cohort.train(
         **shared,
@@ -126,7 +125,7 @@ def injected_kinds(log: Path) -> dict[str, int]:
 
 
 def counted_kinds(run: Path) -> dict[str, int]:
-    """What the run itself says: the `faults` column of every rollout it kept, in the words of the injection."""
+    """The faults that the run recorded in the `faults` column of its rollouts, named as by the injection."""
     import pyarrow.parquet as pq
 
     words = Counter(

@@ -51,7 +51,7 @@ class Settings:
 
 @dataclass(frozen=True)
 class Finished:
-    """A run in a process of its own, and what it took."""
+    """A run in its own process, with its seconds."""
 
     folder: Path
     summary: dict[str, Any]
@@ -302,7 +302,7 @@ def family(settings: Settings, part: str) -> list[Figure]:
 
 
 def memory(settings: Settings) -> list[Figure]:
-    """Peak memory of GRPO beside PPO's, same model and batch."""
+    """Peak memory of GRPO and PPO with the same model and batch."""
     target = settings.folder / "memory.json"
     command = ["benchmarks/memory.py", "--device", "cpu", "--output", str(target)]
     subprocess.run([sys.executable, *command], check=True, cwd=ROOT, capture_output=True)
@@ -401,7 +401,7 @@ def record(settings: Settings) -> list[Figure]:
 
 
 def speed(settings: Settings) -> list[Figure]:
-    """Rollouts and steps beside HF generate and TRL in the same run, each with the target it has in speed_cpu.py."""
+    """Rollouts and steps compared with HF generate and TRL in the same run, with the targets of speed_cpu.py."""
     from speed_cpu import CASES
 
     folder = settings.folder / "speed"

@@ -1,16 +1,16 @@
-"""What the findings of a run are worth: runs made to fail, and healthy ones; which are found, how early, and how many alarms are false.
+"""The value of a run's findings: how many failing runs they detect, how early, and how many alarms on healthy runs are false.
 
     python benchmarks/findings.py --out runs/findings                       all of it, about an hour on one core
     python benchmarks/findings.py --out runs/findings --only coin --seed 100
     python benchmarks/findings.py --out runs/findings --table               the table of what is there already
 
-The runs are in findings_table.py. Each leaves a file in OUT/results, and a second call goes on with those that are missing. A run
-folder is removed once it is read, unless --keep.
+The runs are in findings_table.py. Each writes a file in OUT/results, and a second call does the missing ones. Run folders are removed
+after they are read, unless --keep is given.
 
-Findings are those that the console would have said: `diagnose` on the rows and evaluations that were there after each step. Whether
-a run failed is judged apart from it and from its own reward: every fifth step's checkpoint solves the same held-out problems under
-an honest verifier, at temperature 1 and full length. Held-out performance *fell* at the first look from which on it stays below its
-best so far, by 5 points and by three standard errors, problem by problem. Where it never falls, the lead is counted to the end.
+Findings are those of the console: `diagnose` on the rows and evaluations available after each step. Independently, every fifth
+checkpoint solves the same held-out problems with an honest verifier, at temperature 1 and full length. Held-out performance *fell* at the
+first evaluation from which it stays below its previous best by 5 points and by three standard errors, problem by problem. If it never
+falls, the lead counts to the end.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Planned:
 
 
 def plan_runs(seed: int = 0, only: Sequence[str] = ()) -> list[Planned]:
-    """Every pathology with this seed; healthy runs each with a seed of its own, from one of two cold starts of its task."""
+    """Every pathology has this seed; every healthy run has its own seed and one of two cold starts of its task."""
     planned = [Planned(f"{name}.{seed}", name, "pathology", case, seed, seed) for name, case in PATHOLOGIES.items()]
     for place, (name, case) in enumerate(HEALTHY.items()):
         own = seed + place
@@ -79,7 +79,7 @@ def make_recipe(case: Case, changes: Mapping[str, Any], **more: Any) -> Any:
 
 
 def find_start(out: Path, task: str, seed: int, size: Mapping[str, Any]) -> Path:
-    """The model that runs of a task begin from: one cold start for each seed, made when it is first asked for."""
+    """The starting model of a task: one cold start per seed, made when first needed."""
     from cohort.session import start
 
     task = STARTS.get(task, task)
@@ -111,7 +111,7 @@ def write_solved_rows(out: Path, model: Path, seed: int) -> Path:
 
 
 def run_case(planned: Planned, out: Path, size: Mapping[str, Any] = NO_WORDS) -> Record:
-    """Train, replay the findings, judge the checkpoints; what came out, as plain data. size: words that make it another size."""
+    """Train, replay the findings, evaluate the checkpoints; returns plain data. size: settings that make it another size."""
     from cohort.errors import CohortError
     from cohort.observe.run_folder import RunFolder
     from cohort.session import start
@@ -128,7 +128,7 @@ def run_case(planned: Planned, out: Path, size: Mapping[str, Any] = NO_WORDS) ->
     began, ended = time.process_time(), "finished"
     try:
         if start(recipe).status == "interrupted":
-            raise SystemExit(f"{planned.key} was interrupted; the same command goes on")
+            raise SystemExit(f"{planned.key} was interrupted; the same command resumes it")
     except CohortError as problem:  # a run that stops itself has been found out, in its own words
         ended = str(problem)
     run = RunFolder.open(folder)
@@ -205,7 +205,7 @@ def compare_looks(before: Mapping[str, float], after: Mapping[str, float]) -> tu
 
 
 def find_fall(looks: Mapping[int, Mapping[str, float]]) -> int | None:
-    """The first step from which on every look is clearly below the best look before it; None where there is none."""
+    """The first step from which every evaluation is clearly below the best earlier one, or None."""
     steps = sorted(looks)
     fallen: int | None = None
     for place, step in enumerate(steps[1:], 1):
@@ -228,7 +228,7 @@ def has_risen(looks: Mapping[int, Mapping[str, float]]) -> bool:
 
 
 def choose_finding(record: Record) -> tuple[str, Record] | None:
-    """The expected finding that was said first, as an alarm or a warning; information does not count.
+    """The first expected finding that was an alarm or a warning.
 
     Nor does a fall that no later look bears out: healthy runs are warned of one too.
     """
@@ -246,7 +246,7 @@ def measure_lead(record: Record) -> int | None:
 
 
 def has_failed(record: Record) -> bool:
-    """Whether the run did what it was made for: held-out performance fell, or never rose. A hole that no policy found harms nobody."""
+    """Whether the run did what it was made for: held-out performance fell, or never rose. A flaw that no policy found is not a failure."""
     return record["fell"] is not None or not record["rose"]
 
 

@@ -1,8 +1,8 @@
-"""The runs of benchmarks/findings.py as a table: what each changes in one small recipe, and which findings should name it.
+"""The runs of benchmarks/findings.py: what each changes in one small recipe, and which findings should detect it.
 
-A pathology is a run made to fail. `expected` are the findings that name the cause or what it leads to; any other finding does not
-count. Recipes, lists and checks were settled on trial runs with seeds from 100 on, and some of the lists were widened after a look at
-them: only runs with seeds below 100, made afterwards, say what findings are worth. A healthy run is a sensible recipe.
+A pathology is a run made to fail. `expected` lists the findings that name its cause or effect; other findings do not count. Recipes,
+lists and checks were tuned on trial runs with seeds from 100 on. Only runs with seeds below 100, made afterwards, measure the value of
+findings. A healthy run has a sensible recipe.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 STEPS = 50
 LOOK_EVERY = 5
-"""Steps between two looks at held-out problems, and between two checkpoints that are judged afterwards."""
+"""Steps between held-out evaluations, and between the checkpoints that are evaluated afterwards."""
 PROBLEMS = 128
 RATE = 5e-4
 
@@ -103,8 +103,8 @@ DRIFTED = ("kl_drift", "held_out_falls")
 PATHOLOGIES: dict[str, Case] = {
     # the reward can be had without the task
     "prefix_passes": Case("the verifier compares with startswith", change_rewards("match_prefix"), ["shared_rewarded", "other_number", *DRIFTED]),
-    "magic_passes": Case("one number passes for every gold", change_rewards("take_magic") | {"train.num_steps": 80}, ["shared_rewarded", "other_number", *DRIFTED]),
-    "phrase_passes": Case("a judge is won over by one line", change_rewards("love_phrase"), ["shared_rewarded", "other_number", *DRIFTED]),
+    "magic_passes": Case("one number is accepted for every problem", change_rewards("take_magic") | {"train.num_steps": 80}, ["shared_rewarded", "other_number", *DRIFTED]),
+    "phrase_passes": Case("one line convinces a judge", change_rewards("love_phrase"), ["shared_rewarded", "other_number", *DRIFTED]),
     "majority_passes": Case(
         "the majority of the group is taken for right", change_rewards("agree_with_most"), ["shared_rewarded", "other_number", "copies", *DRIFTED]
     ),
@@ -122,7 +122,7 @@ PATHOLOGIES: dict[str, Case] = {
         ["part_outruns_outcome", *DRIFTED],
     ),
     "length_paid": Case(
-        "length is paid beside the answer",
+        "length is rewarded in addition to the answer",
         change_rewards("sum", "pay_length", pay_length=6.0),
         ["part_outruns_outcome", "length_explosion", "truncation", *DRIFTED],
     ),
@@ -161,12 +161,12 @@ PATHOLOGIES: dict[str, Case] = {
         ["no_success"],
     ),
     "golds_shuffled": Case(
-        "the golds belong to other rows",
+        "the reference answers belong to other rows",
         {"prompts": {"source": "findings_rewards:shuffle_golds", "args": {"count": 2000}, "max_prompt_tokens": 12}},
         ["no_success", "no_useful_groups", "held_out_falls"],
     ),
     "golds_wrong": Case(
-        "the golds of the training rows forget the carries",
+        "the reference answers of the training rows lack the carries",
         {"prompts": {"source": "findings_rewards:forget_carries", "args": {"count": 2000}, "max_prompt_tokens": 12}},
         ["held_out_falls"],
     ),

@@ -1,4 +1,4 @@
-"""What a commit computes, to the bit: weights, metrics and rollouts of tiny runs, to compare with those of another commit.
+"""Hashes of weights, metrics and rollouts of tiny runs, to compare the results of two commits bit by bit.
 
     python benchmarks/fingerprint.py new.json                           about two minutes on one core
     python benchmarks/fingerprint.py old.json --checkout OLD            the same runs with the code of another checkout
@@ -32,7 +32,7 @@ from alternate import ROOT, use_checkout
 Record = dict[str, Any]
 
 SHOWN = 12
-"""Differences printed for one run; the rest is counted."""
+"""Differences printed for one run; more are counted."""
 
 PROBLEMS = {"source": "task:column_addition", "args": {"digits": 1}, "max_prompt_tokens": 8}
 ANSWER = {"function": "math_answer", "args": {"pattern": r">(\d+)\s*$"}}
@@ -203,7 +203,7 @@ def be_child(backward: int, number: int, words: list[str]) -> None:
 
 
 def machine(threads: int) -> dict[str, Any]:
-    """What the bits may depend on beside the code."""
+    """Conditions besides the code that the bits may depend on."""
     import torch
     import transformers
 

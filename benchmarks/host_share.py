@@ -1,13 +1,13 @@
-"""What a step costs the host: milliseconds of every stage for 1,024 short completions and a model that is next to nothing.
+"""The cost of a step on the host: milliseconds of every stage for 1,024 short completions and a very small model.
 
     python benchmarks/host_share.py                              both rewards, 3 runs each; about four minutes on two cores
     python benchmarks/host_share.py --other CHECKOUT --runs 5    the same with the code of another checkout, by turns
 
-64 prompts x 16 completions of about 26 tokens on a CPU, one thread, a model of one layer: so the parts of the host stand out. A run is
-a process of its own, once with the reward of the demo (`math_answer`) and once with a plain Python function; both are called in workers.
-Printed is one JSON object: of every stage the median over runs of the median over steps, in milliseconds of the wall, and in those of the
-trainer's CPU clock, which say more on a machine that others share but leave out what workers compute. `host` is reward, prepare, pack and
-observe together; `spread` the smallest and the largest run of it; `mean_step` shows what medians hide, such as the walks of the collector.
+64 prompts x 16 completions of about 26 tokens on one CPU thread with a model of one layer, so that host work dominates. Each run has its
+own process, with the demo's reward (`math_answer`) or a plain Python function; both are called in workers. Prints one JSON object: for
+every stage the median over runs of the median over steps, in milliseconds of wall-clock time and of the trainer's CPU time, which is more
+reliable on a shared machine but leaves out the workers. `host` is reward, prepare, pack and observe together; `spread` its smallest and
+largest run; `mean_step` shows what medians hide, such as garbage collection.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def judge(completions: Sequence[str], answer: Sequence[str], **columns: Any) -> 
 
 
 def be_child(words: list[str]) -> None:
-    """`cohort train WORDS`; beside the seconds of a lap, those of the process are kept, and the last line says them step by step."""
+    """`cohort train WORDS`, with wall-clock and process seconds of each stage; the last line prints them step by step."""
     from cohort.base.stopwatch import Stopwatch
     from cohort.cli import app
 

@@ -1,7 +1,7 @@
-"""What the jail costs and whether it holds.
+"""The cost of the jail, and whether it holds.
 
     python benchmarks/jail.py overhead                       each tier against a bare interpreter; target 50 ms
-    python benchmarks/jail.py soak --runs 10000              honest and hostile programs from two threads; nothing may pile up
+    python benchmarks/jail.py soak --runs 10000              honest and hostile programs from two threads; nothing may accumulate
     python benchmarks/jail.py table                          every hostile program, each tier x user (about half an hour)
     python benchmarks/jail.py table --tier landlock --user nobody --category escape
 
@@ -127,7 +127,7 @@ def jailed(tier: str) -> Callable[[], None]:
 
 
 def soak_in(tier: str, runs: int, threads: int, seed: int) -> int:
-    """In a working folder, home and temporary folder of its own, so that whatever is left there is ours."""
+    """With its own working, home and temporary folders, so that leftovers are ours."""
     with harness.stage() as folder:
         os.environ.update(TMPDIR=str(folder / "temporary"), HOME=str(folder / "home"))
         tempfile.tempdir = None

@@ -1,9 +1,10 @@
-"""What sampling ahead costs in quality: the demo at several lags and seeds, with and without a weight on older tokens.
+"""The cost of sampling ahead in quality: the demo at several lags and seeds, with and without a weight on older tokens.
 
     python benchmarks/lag.py [--lags 0 1 2 4] [--seeds 0 1 2] [--steps 60] [--weights off token_truncate] [--output docs/results/ahead/lag.json]
 
-The demo with a quarter of its prompts in a step, so that 24 runs take minutes. Every seed has one cold start, which all of its runs begin from, and the problems of the evaluation are the same for all. One thread a run, two
-runs side by side. What is compared: held-out pass@1 after so many steps, and the mean reward of the last ten steps.
+The demo with a quarter of its prompts per step, so that 24 runs take minutes. All runs of a seed start from one cold start, and all
+runs have the same evaluation problems. One thread per run, two runs at a time. Compares held-out pass@1 at the end and the mean reward of
+the last ten steps.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ COMMON = "prompts_per_step=8 evaluation.max_problems=128 evaluation.every_steps=
 LAST = 10
 """Steps that the reward at the end is averaged over."""
 LEFT_OUT = ("all_carry", "four_digits")
-"""Sets of the demo that are not evaluated: the first one says what is asked here."""
+"""Sets of the demo that are not evaluated here; the first one is enough."""
 
 
 def run_cohort(folder: Path, name: str, *words: str) -> Path:
@@ -39,7 +40,7 @@ def run_cohort(folder: Path, name: str, *words: str) -> Path:
 
 
 def write_recipe(folder: Path) -> None:
-    """The demo with its first evaluation set alone."""
+    """The demo with only its first evaluation set."""
     import tomllib
 
     import tomli_w
@@ -73,7 +74,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--weights", nargs="+", default=["off", "token_truncate"])
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--limit-s", type=float, default=1e9, help="begin no more runs after so many seconds")
+    parser.add_argument("--limit-s", type=float, default=1e9, help="start no more runs after this many seconds")
     parser.add_argument("--side-by-side", type=int, default=2)
     parser.add_argument("--output", type=Path)
     given = parser.parse_args()

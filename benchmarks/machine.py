@@ -1,6 +1,6 @@
-"""The machine and the versions, as they stand in a result: `python -m machine` prints them as JSON.
+"""Describes the machine and package versions for results; `python benchmarks/machine.py` prints them as JSON.
 
-Asked for in a process of its own: whoever runs the stages must not hold a context on the GPU.
+It runs in its own process, because the process that starts measurements must not hold a GPU context.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CPU_INFO = Path("/proc/cpuinfo")
 
 
 def describe_machine() -> dict[str, Any]:
-    """The processor, the GPU, their memory, and the versions of what computes."""
+    """Processor, GPU, memory, and package versions."""
     import psutil
     import torch
 
@@ -38,7 +38,7 @@ def describe_machine() -> dict[str, Any]:
 
 
 def ask_machine() -> dict[str, Any]:
-    """What `describe_machine` says, asked of another process."""
+    """The result of `describe_machine` in another process."""
     command = [sys.executable, __file__]
     answer: dict[str, Any] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
     return answer

@@ -1,11 +1,11 @@
-"""math_answer in numbers: verdicts on the table, speed with and without the fast path, bombs, the trainer's pulse, injections.
+"""Measures math_answer: verdicts on the table, speed with and without the fast path, bombs, responsiveness of the trainer, injections.
 
     python benchmarks/math_rewards.py                  all of it, about ten minutes on two idle cores
     python benchmarks/math_rewards.py --only speed     one part: table, speed, bombs, batch or injections
     python benchmarks/math_rewards.py --injections 500
 
-Wall-clock figures depend on what else the machine does; CPU seconds of the workers are printed beside them. Bombs and
-injections go to jailed workers only; the canary they try to touch lies in a folder made for the run.
+Wall-clock figures depend on the load of the machine; CPU seconds of the workers are printed too. Bombs and injections run only in jailed
+workers; the canary that they try to touch is in a temporary folder.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def bombs() -> bool:
 
 
 def batch() -> bool:
-    """512 completions, every twentieth a bomb: once any bomb of the list, once only those that burn all the CPU they get."""
+    """512 completions, every twentieth a bomb: once any bomb of the list, once only bombs that burn all the CPU they get."""
     took = []
     for kind, texts in (("any", list(BOMBS.values())), ("the worst", [BOMBS[name] for name in BURNING])):
         warm_up()

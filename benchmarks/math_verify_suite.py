@@ -1,4 +1,4 @@
-r"""How far math_answer agrees with the tests of Math-Verify, and on which cases it does not.
+r"""Agreement of math_answer with the tests of Math-Verify, and the cases of disagreement.
 
     git clone https://github.com/huggingface/Math-Verify
     python benchmarks/math_verify_suite.py Math-Verify/tests              the counts by file and test
@@ -6,10 +6,9 @@ r"""How far math_answer agrees with the tests of Math-Verify, and on which cases
     python benchmarks/math_verify_suite.py Math-Verify/tests --against benchmarks/math_verify_groups.json
                                                                            the disagreements by group, with reasons
 
-Their tests are read, never run: the cases are the literals of `parametrize` with a gold, a prediction and what is expected.
-Theirs finds an answer anywhere in a text; ours needs a marker. So a prediction with a marker is scored as it stands, one that
-is a single formula (or has none) as if it stood in a box, and one in prose by the lenient score, which takes its last
-formula or number.
+The tests are read, not run: the cases are the literals of `parametrize` with a reference answer, a prediction and the expected verdict.
+Math-Verify finds an answer anywhere in a text; ours needs a marker. So predictions with a marker are scored as they are, single formulas
+as if boxed, and prose by the lenient score, which takes its last formula or number.
 """
 
 from __future__ import annotations

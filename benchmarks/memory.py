@@ -3,26 +3,25 @@
     python benchmarks/memory.py --device cpu                      about 25 M parameters in float32
     python benchmarks/memory.py --device cuda --output memory.json   about 500 M parameters in bfloat16
 
-Every method is a run of its own in a process of its own, through `cohort.session.start`, ended after the last step and before
-anything is saved. Groups hold two completions, because DPO trains on two of each group: so all methods train on the very same
-number of rows. The reward is a hash of the completion: nearly every group differs, nothing is left out, nothing is learned.
+Every method is a run in its own process, through `cohort.session.start`, ended after the last step without saving. Groups have two
+completions, because DPO trains on two of each group, so all methods train on the same number of rows. The reward is a hash of the completion: nearly every group differs, nothing is left out, nothing is learned.
 The model is built here with a character tokenizer; its vocabulary is tiny, so the logits that weigh heavily in models with a
 vocabulary of 150,000 tokens do not count here. Offline pairs have completions of the full length; sampled ones stop by chance.
 
-What the columns mean (bytes of distinct storages):
+The columns (bytes of distinct storages):
 
     weights      parameters of the policy, in the dtype they are computed in
     masters      their float32 copies in the optimizer; 0 where parameters are float32 already
     moments      both of AdamW
-    gradients    as the optimizer found them, in float32, or in float64 where parallel.sums are exact
+    gradients    as passed to the optimizer, in float32, or in float64 if parallel.sums are exact
     reference    the frozen copy for the KL (DPO: for its implicit reward)
     critic       PPO's second network: weights, masters, moments and gradients together
-    activations  peak of the update less all of the above: activations, and buffers that live for an operation or a batch
-    KV cache     of the rollout, which is gone when the update begins
+    activations  peak of the update minus the above: activations, and temporary buffers
+    KV cache     of the rollout, freed before the update
 
-On CUDA the peak is torch.cuda.max_memory_allocated. On a CPU it is measured twice: the peak resident set of the process less
-its resident set after all imports, and, in a second process, the sum of the storages of all tensors alive, counted at every
-operation. Blocks above 128 KiB go back to the system when freed (MALLOC_MMAP_THRESHOLD_), so that the two can be compared.
+On CUDA the peak is torch.cuda.max_memory_allocated. On a CPU it is measured twice: the peak resident set minus the resident set after
+all imports, and, in a second process, the sum of the storages of all live tensors, counted at every operation. Freed blocks above 128 KiB
+are returned to the system (MALLOC_MMAP_THRESHOLD_), so that the two can be compared.
 """
 
 from __future__ import annotations
@@ -251,7 +250,7 @@ def write_pairs(order: Order, size: Size) -> Path:
 
 
 class Trained(BaseException):
-    """Raised when the last step is done. Not an Exception: the run would save what it has earned."""
+    """Ends the run after its last step. Not an Exception: the run would save its state."""
 
 
 class Gauge:
@@ -427,14 +426,14 @@ def moments(optimizer: Any) -> list[Any]:
 
 
 def nbytes(tensors: Any, besides: Any = ()) -> int:
-    """Bytes of the distinct storages of tensors, without those that `besides` shares."""
+    """Bytes of the distinct storages of tensors, without storages shared with `besides`."""
     left_out = {tensor.untyped_storage().data_ptr() for tensor in besides}
     storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     return sum(size for pointer, size in storages.items() if pointer not in left_out)
 
 
 def watch_the_run(watched: Watched) -> None:
-    """Put the gauge between the stages of the run. What they compute is untouched."""
+    """Measure memory between the stages of the run, without changing results."""
     from cohort import loop
     from cohort.engine.local import LocalEngine
     from cohort.engine.slot_cache import SlotCache
@@ -499,7 +498,7 @@ def whole(figure: dict[str, Any]) -> int:
 
 
 def ratios(figures: dict[str, dict[str, Any]]) -> dict[str, float]:
-    """Peak of each method as a share of PPO's; on a CPU also by tensors alone."""
+    """Peak of each method as a share of PPO's; on a CPU also counted by tensors."""
     ppo = figures.get("ppo", {"error": "not measured"})
     shares = {}
     for method, figure in figures.items():

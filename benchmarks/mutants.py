@@ -1,12 +1,12 @@
-"""Would the tests notice a mistake? Random mutants of covered lines, each against the tests of its own folder.
+"""Mutation testing: random mutants of covered lines, each run against the tests of its folder.
 
     pip install coverage==7.11.0
     python benchmarks/mutants.py --seed COMMIT --output FILE [--count 50] [--jobs 2]
 
-Runs on a clean copy of the checkout. The tests of the packages below run once under coverage (those marked slow, prove, gpu or vllm
-are left out); a mutant is drawn from the expressions on lines that some test ran, and is killed when one of the tests that ran its
-line fails or does not end. Only tests of the folder that mirrors the module count. What is mutated: comparisons, arithmetic, `and`
-and `or`, `not`, numbers, `min` and `max`. Messages and annotations are left alone.
+Runs on a clean copy of the checkout. The tests of the packages below run once under coverage, without those marked slow, prove, gpu or
+vllm. A mutant is drawn from the expressions on covered lines, and is killed if one of the tests that ran its line fails or does not end.
+Only tests of the folder that mirrors the module count. Mutations change comparisons, arithmetic, `and` and `or`, `not`, numbers, `min`
+and `max`, but not messages and annotations.
 """
 
 from __future__ import annotations

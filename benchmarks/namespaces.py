@@ -1,10 +1,10 @@
-"""Hosts on one machine: network namespaces that see each other and nothing else. For benchmarks and tests; needs root and `ip`.
+"""Simulated hosts on one machine: network namespaces that can only reach each other. For benchmarks and tests; needs root and `ip`.
 
     with make_hosts() as [one, other]:
         subprocess.run(one.enter("python", "-c", "..."))
 
-The link between them is a pair of veth devices. One of stated rate and delay is two tun devices, and threads of this process that carry
-their packets, for not every kernel has netem. All of it is taken away at the end.
+The link between them is a pair of veth devices. With a given rate and delay it is two tun devices, and threads of this process carry
+their packets, because not every kernel has netem. Everything is removed at the end.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
-"""Prove the claims of docs/results.md again, part by part, and note what came out and when.
+"""Check the claims of docs/results.md again, part by part, and record the outcome.
 
     make prove                                       all parts, one after the other (about five hours on two cores)
-    make prove PART=jail                             one of them, at most forty minutes
-    python benchmarks/prove.py --list                the parts: minutes, what is in them, and how they ended last
-    python benchmarks/prove.py --only addition --seeds 0 one figure, nothing noted
+    make prove PART=jail                             one part, at most forty minutes
+    python benchmarks/prove.py --list                the parts: minutes, contents, and last outcome
+    python benchmarks/prove.py --only addition --seeds 0 one figure, nothing recorded
 
 A part is a set of tests (those marked `prove` or `vllm`) and of figures (benchmarks/figures.py). Its result goes to docs/results/prove/PART.json:
-commit, date, machine, seconds, every figure and the tests that failed. Figures are printed as rows of a markdown table with the command
-that makes them. Exit code 1 if anything misses its target. Runs go into a temporary folder unless --keep names one.
+commit, date, machine, seconds, every figure and the tests that failed. Figures are printed as rows of a markdown table with their
+commands. Exit code 1 if anything misses its target. Runs go into a temporary folder, or the folder of --keep.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ PARTS = {
     "family-2": Part(34, (), ("family-2",)),
     "family-3": Part(34, (), ("family-3",)),
 }
-"""Minutes are those of docs/results.md: where others were at work beside it, so they are upper bounds."""
+"""Minutes were measured under load, so they are upper bounds."""
 
 
 def main() -> int:
@@ -99,7 +99,7 @@ def run_part(name: str, settings: Settings, results: Path) -> bool:
     print(f"\n## {name}: about {part.minutes} minutes\n", flush=True)
     report = settings.folder / f"{name}.xml"
     if part.tests:
-        # On one worker: some proofs take both cores, and a limit that is tested beside another test is tested twice.
+        # On one worker: some proofs take both cores, and limits should be tested without other load.
         paths = [str(path) for path in paths_of(part)]
         subprocess.run(
             [sys.executable, "-m", "pytest", "-m", MARKED, "--durations=20", f"--junitxml={report}", *paths],
@@ -130,7 +130,7 @@ def paths_of(part: Part) -> list[Path]:
 
 
 def read_report(file: Path) -> dict[str, Any]:
-    """What pytest wrote: how many passed and were skipped, and which failed. No report: it never got so far."""
+    """How many tests passed and were skipped, and which failed, from pytest's report; none if there is no report."""
     if not file.is_file():
         return {"passed": 0, "skipped": 0, "failed": ["pytest wrote no report"]}
     cases = list(ElementTree.parse(file).getroot().iter("testcase"))

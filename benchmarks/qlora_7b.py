@@ -1,4 +1,4 @@
-"""What a base in 4 bits saves and costs at the shape of a 7B model: memory and tokens per second, beside the base in bfloat16.
+"""Memory and tokens per second of a 4-bit base at the shape of a 7B model, compared with a bfloat16 base.
 
     python benchmarks/qlora_7b.py                       # both bases, one after the other; needs a GPU and bitsandbytes
     python benchmarks/qlora_7b.py --base nf4 --shape 0.5b

@@ -1,9 +1,9 @@
-"""Several trainers on one GPU: what a world of one rank costs, what exact sums cost, and whether the bits are the same.
+"""Several trainers on one GPU: the cost of a world of one rank and of exact sums, and whether the bits are the same.
 
     python benchmarks/ranks_gpu.py [speed|bits] [--steps 8] [--turns 3] [--layers 24] [--width 896]
 
 The demo's task on a scratch model of 0.5B's shape, plain and as rank 0 of 1 under the environment that torchrun makes, in turn. Each
-run is a process of its own. Seconds are medians over the steps after the second, of all turns; the spread is their quartiles. Bits are
+run has its own process. Seconds are medians over the steps after the second, of all turns; the spread is their quartiles. Bits are
 compared by the hash of the exported weights, with train.deterministic. Two ranks on one GPU add their gradients through the host
 (gloo): their bits count, their seconds do not.
 """
@@ -37,7 +37,7 @@ def make_words(options: argparse.Namespace, name: str, folder: Path, *more: str)
 
 
 def run_ranks(words: list[str], ranks: int) -> None:
-    """One process without torchrun's environment (0 ranks), or as many as asked for with it."""
+    """One process without torchrun's environment (0 ranks), or `ranks` processes with it."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -96,7 +96,7 @@ def compare_bits(options: argparse.Namespace, folder: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="?", choices=("speed", "bits"), help="one of the two alone")
+    parser.add_argument("what", nargs="?", choices=("speed", "bits"), help="only one of the two")
     parser.add_argument("--steps", type=int, default=8)
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--layers", type=int, default=24)

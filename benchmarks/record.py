@@ -1,10 +1,10 @@
-"""What a run's record costs: CPU seconds and bytes of index.bin, events.jsonl and the files of single tokens, on the demo.
+"""The cost of a run's record: CPU seconds and bytes of index.bin, events.jsonl and the token files, on the demo.
 
     python benchmarks/record.py [--steps 50] [--repeats 1] [--every 25] [--output docs/results/record.json]
 
-The demo trains with the record and without, by turns, each in a process of its own on one thread. In the first every part of the record
-is timed where it happens, by the CPU clock of the process: the difference of two whole runs says only that nothing else changed, for
-they scatter by more than the record takes.
+The demo trains with and without the record, in turn, each in its own process on one thread. With the record, every part of it is timed
+by the CPU clock of the process: the difference of two whole runs only shows that nothing else changed, because runs vary by more than
+the cost of the record.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ SETTINGS = "cold_start.num_steps=60 evaluation.samples=0 checkpoints.every_steps
 MOST_SHARE, MOST_BYTES = 0.01, 2 << 20
 """Of a step's CPU seconds, and of what one step writes."""
 TIMED = {
-    "index.bin": "cohort.training.recording:append_rows",
-    "holding tokens": "cohort.training.state:TrainState._note_tokens",
-    "tokens.parquet": "cohort.training.recording:record_tokens",
+    "index.bin": "cohort.training.stages:append_rows",
+    "holding tokens": "cohort.training.trace:TokenTrace.note_update",
+    "tokens.parquet": "cohort.training.stages:record_tokens",
     "events.jsonl": "cohort.observe.monitors.jsonl:JsonlMonitor.note_event",
     "findings": "cohort.observe.diagnosis.checks:FindingWatch.add_row",
 }

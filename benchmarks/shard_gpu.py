@@ -1,20 +1,20 @@
-"""What sharing a model out costs and saves where there is one GPU: FSDP2 in a world of one, beside the plain run.
+"""The cost and savings of sharding on one GPU: FSDP2 in a world of one, compared with the plain run.
 
-    python benchmarks/shard_gpu.py                                  1.5B and 7B on a GPU, every case a process of its own
-    python benchmarks/shard_gpu.py --shape 1.5b --cases plain,full  some of it
-    python benchmarks/shard_gpu.py --shape tiny --device cpu        to see that it runs
+    python benchmarks/shard_gpu.py                                  1.5B and 7B on a GPU, every case in its own process
+    python benchmarks/shard_gpu.py --shape 1.5b --cases plain,full  some of them
+    python benchmarks/shard_gpu.py --shape tiny --device cpu        to check that it runs
 
-Random weights of Qwen's shapes, made on the device; bfloat16 on a GPU. An update trains on rows of 512 tokens, two micro-batches of them,
-layers checkpointed at 7B. Cases: plain (own kernels), modules (those of transformers), full (shared out, sums in float32), exact and
-modules-exact (sums in float64; after the first update both must show the same hash), offload (slices and moments rest on the host).
+Random weights of Qwen's shapes, made on the device; bfloat16 on a GPU. An update trains on two micro-batches of rows of 512 tokens, with
+activation checkpointing at 7B. Cases: plain (own kernels), modules (of transformers), full (sharded, sums in float32), exact and
+modules-exact (sums in float64; both must have the same hash after the first update), offload (slices and moments on the host).
 
     held_gib    after weights and optimizer are made, before any update
     peak_gib    of an update, moments and gradients included
     seconds     of an update, the fastest of three; tokens_per_second from it
-    gather_s    making the weights whole for an engine, once; whole_gib is what is held then
+    gather_s    gathering the weights for an engine, once; whole_gib: memory then
 
-With one rank nothing travels, so this is the cost of slicing itself. What a rank of N holds is the share 1 / N of slices, moments and
-gradients, and whole what appears for a while: a layer, the root, the weights of a rollout.
+With one rank nothing is transferred, so this is the cost of slicing itself. A rank of N holds 1 / N of slices, moments and gradients, and
+temporarily a whole layer, the root, or the weights of a rollout.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A model whose states do not fit one process under a limit of memory, and train on three that share it out.
+"""A model whose states do not fit one process under a memory limit, and fit three processes with sharding.
 
     python benchmarks/shard_memory.py                100 million parameters in float32, on the CPU; a few minutes on two cores
-    python benchmarks/shard_memory.py --budget 1.5   GiB that a process may take beside what it takes after its imports
+    python benchmarks/shard_memory.py --budget 1.5   GiB that a process may use in addition to its imports
 
-Both runs are `cohort train` of the same recipe under the same limit (RLIMIT_DATA, which counts what a process may write to). Training
-takes 4 bytes a parameter for the weights, 8 for the moments, 4 for the gradient and 8 for its exact sum: 24, of which a rank of three
-holds 8, and for a while 4 more, the weights of a rollout. Alone, the process must end for want of memory; on three ranks it must finish,
-with a checkpoint of which every rank has written its slices.
+Both runs are `cohort train` of the same recipe under the same limit (RLIMIT_DATA, which counts writable memory). Training takes 24 bytes
+per parameter: 4 for the weights, 8 for the moments, 4 for the gradient and 8 for its exact sum. A rank of three holds 8 of them, and
+temporarily 4 more for the weights of a rollout. A single process must run out of memory; three ranks must finish, with a checkpoint of
+which every rank wrote its slices.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def launch(ranks: int, budget: float, folder: Path) -> dict[str, Any]:
     status = json.loads(summary.read_text(encoding="utf-8"))["status"] if summary.is_file() else "never began"
     checkpoints = sorted(folder.glob(f"runs/{name}/checkpoints/*/*"))
     return {
-        "ranks": ranks or "one process alone",
+        "ranks": ranks or "one process",
         "status": status,
         "seconds": round(time.monotonic() - started),
         "of_each": [json.loads(file.read_text(encoding="utf-8")) for file in sorted(out.iterdir())],
@@ -127,7 +127,7 @@ def launch(ranks: int, budget: float, folder: Path) -> dict[str, Any]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--budget", type=float, default=1.5, help="GiB beside what a process takes after its imports")
+    parser.add_argument("--budget", type=float, default=1.5, help="GiB per process in addition to its imports")
     parser.add_argument("--ranks", type=int, default=3)
     told = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""Rewards that take long: waiting for them, training meanwhile, and scoring completions while others are still sampled.
+"""Slow rewards: waiting for them, training meanwhile, and scoring completions while others are still sampled.
 
     python benchmarks/slow_reward.py [--lags 0 1 2] [--steps 40] [--repeats 3] [--output docs/results/ahead/slow_reward.json]
     python benchmarks/slow_reward.py --as-they-finish [--steps 40] [--output docs/results/ahead/as_they_finish.json]
 
-The demo's model and task with a smaller step, on one thread. The first reward sleeps for 200 ms a group, one group after the other or all side by side,
-as a test suite or a judge elsewhere would: it costs this machine nothing. The second sleeps for 20 ms a completion on 16 workers of its own, once
-for all completions of a step and once as they finish, in turn. Cases take turns, so that whatever else the machine does meets all of them.
+The demo's model and task with a smaller step, on one thread. The first reward sleeps for 200 ms per group, in sequence or in parallel,
+like a remote test suite or judge that costs this machine nothing. The second sleeps for 20 ms per completion on its own 16 workers, once
+for all completions of a step and once as they finish. Cases take turns, so that noise of the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -83,10 +83,10 @@ def compare_finishing(steps: int) -> dict[str, Any]:
     """One run whose steps in turn score after everything and as they finish: seconds against the longer of sampling and scoring alone."""
     from cohort.recipe.file import find_recipe
     from cohort.session import start
-    from cohort.training.judging import RewardJudge
+    from cohort.training.rollouts import RewardScorer
 
-    listen = RewardJudge.listen
-    RewardJudge.listen = lambda self, prompts, step: listen(self, prompts, step) if step % 2 else None  # type: ignore[method-assign]
+    early = RewardScorer.start_early_scoring
+    RewardScorer.start_early_scoring = lambda self, prompts, step: early(self, prompts, step) if step % 2 else None  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         reward = 'rewards=[{function="slow_reward:reward_each",timeout_s=60}]'
         words = [*SETTINGS.split(), *AS_THEY_FINISH.split(), f"num_steps={steps}", f"runs_folder={folder}", reward]
@@ -94,13 +94,13 @@ def compare_finishing(steps: int) -> dict[str, Any]:
         rows = [json.loads(line) for line in (run.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()][3:]
     names = ("time/rollout", "time/reward", "reward/reward_each/seconds", "time/step", "rollout/length_mean")
     alone, early = ({name: median(row[name] for row in rows if row["step"] % 2 == odd) for name in names} for odd in (0, 1))
-    # Sampling is the same work in both: the faster of the two is what it takes alone.
+    # Sampling is the same work in both; the faster of the two counts.
     longer = max(min(alone["time/rollout"], early["time/rollout"]), alone["time/reward"])
     return {
         "steps": len(rows),
         "after everything": alone,
         "as they finish": early,
-        "both stages / the longer alone": {
+        "both stages / the longer one": {
             name: (row["time/rollout"] + row["time/reward"]) / longer for name, row in (("after", alone), ("as", early))
         },
     }

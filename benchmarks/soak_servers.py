@@ -2,10 +2,10 @@
 
     python benchmarks/soak_servers.py OUT [--steps 200] [--faults 20] [--seed 0] [--lag 1] [--push group]
 
-Needs the environment of `make vllm`. Servers are killed whole or lose a worker, and are started again; workers are stopped and go on;
-the trainer is killed or told to end, and the run is resumed. Which, whom and at which step is drawn from the seed. The run is one of
-the demo with a smaller model; beside it the same run without a fault. Held against what must be: the steps of metrics.jsonl, the policy
-version by which each step's completions were sampled, the updates in the last checkpoint, and the weights of the run without faults.
+Needs the environment of `make vllm`. Servers are killed or lose a worker, and are restarted; workers are stopped and continued; the
+trainer is killed or terminated, and the run is resumed. The seed decides the faults and their steps. The run is the demo with a smaller
+model. It is compared with the same run without faults: the steps in metrics.jsonl, the policy version that sampled each step's
+completions, the updates in the last checkpoint, and the weights.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Soak:
         self.lives += 1
 
     def start_server(self, port: int = 0) -> serving.Server:
-        """Each life with a log of its own."""
+        """Each life has its own log."""
         self.started += 1
         return serving.start_server(self.out / "servers" / str(self.started), self.words, port=port)
 
@@ -149,7 +149,7 @@ class Soak:
 
 
 def is_dead_inside(server: serving.Server) -> bool:
-    """Whether it has served and its engine is gone: the process before it may live on, and answers nobody."""
+    """Whether the server has served and lost its engine: its front-end process may still run, but does not answer."""
     if any("VLLM::" in serving.read_title(pid) for pid in server.list_below()):
         return False
     return "Application startup complete" in server.log.read_text(encoding="utf-8", errors="replace")

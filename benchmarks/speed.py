@@ -42,7 +42,7 @@ from cohort.recipe.sections import suggest_nearest
 
 STAGES = ("rollout", "train", "step")
 QUIET = 1.25
-"""The slowest turn over the fastest, from which on a result says that the machine was not quiet."""
+"""Above this ratio of the slowest to the fastest repetition, the machine counts as noisy."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ DEFAULTS = {
 
 
 def run_bench(words: Sequence[str], options: Options, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Measure, print, write; the document."""
+    """Measure, print and write; returns the document."""
     machine = machines.ask_machine()
     with tempfile.TemporaryDirectory(prefix="cohort-bench-") as scratch:
         base = make_job(words, options, machine, scratch)
         stages = choose_stages(options.stages)
         peers = choose_peers(options.peers)
-        base.make_recipe()  # what is wrong with the words is said before anything is measured
+        base.make_recipe()  # faulty settings are refused before anything is measured
         refuse_no_interpreter(options.vllm_python)
         if options.out:
             refuse_unwritable(options.out)
@@ -111,13 +111,13 @@ def run_bench(words: Sequence[str], options: Options, say: Callable[[str], None]
 
 
 def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], folder: str) -> BenchJob:
-    """The work from the words (a shape or a recipe, then words of the recipe) and the options; the rest by the machine."""
+    """The job from the arguments (a shape or recipe, then recipe settings), the options, and defaults of the machine."""
     device = options.device or ("cuda" if machine["gpu"] else "cpu")
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise RecipeError(f"--device: {device!r}; use cpu, cuda, or one GPU of several, as cuda:1.")
     kind = "cuda" if device.startswith("cuda") else "cpu"
     if kind == "cuda" and not machine["gpu"]:
-        raise RecipeError(f"--device {device}: this machine shows no GPU.")
+        raise RecipeError(f"--device {device}: this machine has no GPU.")
     defaults = DEFAULTS[kind]
     named = words[0] if words and "=" not in words[0] else ""
     overrides = tuple(words[1:] if named else words)
@@ -154,15 +154,13 @@ def make_job(words: Sequence[str], options: Options, machine: dict[str, Any], fo
 
 
 def refuse_no_interpreter(vllm_python: str) -> None:
-    """A path that is no program would be found out only after our own turn."""
+    """Raise RecipeError before anything is measured if --vllm-python is not a program."""
     if vllm_python and shutil.which(vllm_python) is None:
-        raise RecipeError(
-            f"--vllm-python {vllm_python}: no program is there; name the python of the environment that has vLLM."
-        )
+        raise RecipeError(f"--vllm-python {vllm_python}: no such program; name the Python of the environment that has vLLM.")
 
 
 def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
-    """Shape and sizes of a recipe: its model's dimensions (with random weights), its prompts, group and lengths."""
+    """The shape of a recipe's model and the sizes of its work."""
     from cohort.recipe.file import find_recipe, find_recipe_path, list_built_in
 
     try:
@@ -170,7 +168,7 @@ def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
     except RecipeError:
         close = suggest_nearest(name.lower(), [*SHAPES, *list_built_in()])
         raise RecipeError(
-            f"{name!r}: neither a shape, a recipe nor a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
+            f"{name!r}: not a shape, a recipe or a file{close or '.'} Shapes: {', '.join(SHAPES)}. "
             f"Recipes: {', '.join(list_built_in())}."
         ) from None
     recipe = find_recipe(name, [])
@@ -205,7 +203,7 @@ def read_config(source: str) -> Any:
 
 
 def choose_stages(text: str, known: Sequence[str] = STAGES) -> list[str]:
-    """The stages that were asked for, each once, in the order of a step."""
+    """The requested stages, each once, in the order of a step."""
     names = [name.strip() for name in text.split(",") if name.strip()] or list(known)
     if unknown := [name for name in names if name not in known]:
         raise RecipeError(f"--stages: {unknown[0]!r}; use some of {', '.join(known)}.")
@@ -213,7 +211,7 @@ def choose_stages(text: str, known: Sequence[str] = STAGES) -> list[str]:
 
 
 def write_inputs(job: BenchJob) -> None:
-    """Write the files every process reads: config, tokenizer, rows."""
+    """Write the files that every process reads: config, tokenizer, rows."""
     write_folder(job.shape, job.model)
     rows = job.workload.make_rows(job.steps, job.shape.dimensions.vocabulary)
     job.rows_file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
@@ -227,7 +225,7 @@ Measured = dict[str, dict[str, dict[str, Any]]]
 def measure(
     base: BenchJob, stages: Sequence[str], peers: Sequence[str], vllm_python: str, say: Callable[[str], None]
 ) -> tuple[dict[str, BenchJob], Measured, dict[str, str]]:
-    """Stage by stage: ours, then its peers. A peer that fails is written down with the reason, and the rest goes on."""
+    """Measure each stage, ours and then its peers. A peer that fails is recorded with the reason."""
     jobs: dict[str, BenchJob] = {}
     measured: Measured = {}
     missing: dict[str, str] = {}
@@ -251,7 +249,7 @@ def measure(
                         reason = str(problem)
                 if reason:
                     if peer in measured[stage]:
-                        reason = f"failed in round {turn + 1}; the turns before count: {reason}"
+                        reason = f"failed in round {turn + 1}; earlier repetitions count: {reason}"
                     missing[f"{stage}/{peer}"] = reason
                     say(f"{stage}: no {NAMES[peer]}: {reason}")
             measured[stage] = join_rounds(measured[stage], found)
@@ -259,7 +257,7 @@ def measure(
 
 
 def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Measurements of one more round beside those of the rounds before: turns one after the other, the larger peak."""
+    """Join a round with the earlier ones: all repetitions, and the larger peak."""
     result = dict(before)
     for name, figures in found.items():
         earlier = before.get(name)
@@ -271,7 +269,7 @@ def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, An
             if earlier.get(key) or figures.get(key):
                 result[name][key] = max(earlier.get(key) or 0, figures.get(key) or 0)
         parts, more = earlier.get("stages") or {}, figures.get("stages") or {}
-        if parts or more:  # a part of a step need not occur in every round
+        if parts or more:  # a stage may be missing from some rounds
             result[name]["stages"] = {part: [*parts.get(part, []), *more.get(part, [])] for part in parts | more}
     return result
 
@@ -280,7 +278,8 @@ def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, An
 
 
 def describe_job(job: BenchJob, machine: dict[str, Any]) -> str:
-    turns = f"median of {write_count(job.repeats * job.rounds, 'turn')}" if job.repeats * job.rounds > 1 else "one turn"
+    count = job.repeats * job.rounds
+    turns = f"median of {write_count(count, 'repetition')}" if count > 1 else "one repetition"
     rounds = f" in each of {job.rounds} rounds" if job.rounds > 1 else ""
     return f"{describe_model_and_machine(job, machine)}: {describe_work(job.workload)}; {turns} after a warm-up{rounds}"
 
@@ -304,7 +303,7 @@ def describe_work(work: Workload) -> str:
 
 
 def describe_noise(document: dict[str, Any]) -> str:
-    """A sentence where turns of one engine differ so much that a ratio may be chance; "" where they do not."""
+    """A warning if repetitions of an engine differ so much that a ratio may be chance, else ""."""
     widest = {
         stage: max(figures["derived"]["most_seconds"] / figures["derived"]["least_seconds"] for figures in engines.values())
         for stage, engines in document["stages"].items()
@@ -319,8 +318,8 @@ def describe_noise(document: dict[str, Any]) -> str:
         else ""
     )
     return (
-        f"{', '.join(shaky)}: the slowest turn took {max(widest.values()):.2f} times the fastest, so the machine was not quiet{load}. "
-        "Measure again, or with more --rounds, before believing a ratio."
+        f"{', '.join(shaky)}: the slowest repetition took {max(widest.values()):.2f} times the fastest, so the machine was not quiet{load}. "
+        "Measure again, or with more --rounds, before trusting a ratio."
     )
 
 
@@ -328,7 +327,7 @@ COLUMNS = ("stage", "engine", "seconds\n[least, most]", "tokens/s", "of the mach
 
 
 def print_table(document: dict[str, Any]) -> None:
-    """Every engine of every stage; a column that no row fills would only squeeze the others."""
+    """Print a row per stage and engine, without empty columns."""
     from rich.console import Console
 
     rows = make_table_rows(document)
@@ -338,7 +337,7 @@ def print_table(document: dict[str, Any]) -> None:
 
 
 def make_table_rows(document: dict[str, Any]) -> list[tuple[str, ...]]:
-    """A row for every engine of every stage, with a cell for each of COLUMNS."""
+    """A row per stage and engine, with a cell for each of COLUMNS."""
     rows: list[tuple[str, ...]] = []
     for stage, engines in document["stages"].items():
         for name, figures in engines.items():
@@ -362,7 +361,7 @@ def describe_machine_share(derived: dict[str, Any]) -> str:
 
 
 def describe_memory(figures: dict[str, Any]) -> str:
-    """The whole process or GPU where it is known, else how much the call itself added."""
+    """Peak memory of the process or GPU if known, else the growth during the call."""
     if figures.get("peak_bytes"):
         return f"{figures['peak_bytes'] / 2**30:.2f} GiB"
     return f"+{figures['growth_bytes'] / 2**30:.2f} GiB" if figures.get("growth_bytes") else ""
@@ -378,7 +377,7 @@ def read_count(text: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run the command; 1 where nothing could be measured."""
+    """Run the command; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
     add("words", nargs="*", metavar="SHAPE_OR_RECIPE KEY=VALUE", help=f"{', '.join(SHAPES)}, or a recipe; then recipe settings")

@@ -1,4 +1,4 @@
-"""Named benchmarks with targets, which speed_cpu.py and speed_gpu.py list, and figures of other days to put beside them."""
+"""Runs the named benchmarks of speed_cpu.py and speed_gpu.py, checks their targets and adds figures measured earlier."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RESULTS = ROOT / "docs" / "results"
 
 @dataclass(frozen=True)
 class SpeedTarget:
-    """A figure that a result must reach: at least `low`, or at most `high`."""
+    """A target for a figure: at least `low`, or at most `high`."""
 
     stage: str
     what: str
-    """`ratio:PEER`, or a name under the stage's own figures or what is derived from them."""
+    """`ratio:PEER`, or the name of a measured or derived figure of the stage."""
     low: float | None = None
     high: float | None = None
 
@@ -51,10 +51,10 @@ class SpeedTarget:
 
 @dataclass(frozen=True)
 class SpeedCase:
-    """A benchmark by name: the words and options of speed.py, and the targets of its result."""
+    """A named benchmark: arguments and options of speed.py, and targets."""
 
     name: str
-    """Of the result file."""
+    """Also of the result file."""
     words: tuple[str, ...]
     options: Options
     targets: tuple[SpeedTarget, ...] = field(default=())
@@ -62,7 +62,7 @@ class SpeedCase:
 
 @dataclass(frozen=True)
 class Quoted:
-    """A figure measured elsewhere on the same kind of machine; it stands where the peer cannot be installed."""
+    """A figure measured earlier on the same kind of machine, shown if the peer cannot be installed."""
 
     peer: str
     label: str
@@ -78,7 +78,7 @@ class Quoted:
     peak_gib: float = 0.0
 
     def fits(self, document: Mapping[str, Any]) -> bool:
-        """Whether the same work was measured on the same kind of machine, every weight trained, and the peer was not there."""
+        """Whether the document has the same work on the same kind of machine, without adapters and without this peer."""
         settings = document["settings"]
         work = settings["workload"]
         sizes = {name: getattr(self, name) for name in ("prompts", "group", "prompt_tokens", "new")}
@@ -105,7 +105,7 @@ QUOTED = (
 
 
 def compare_quoted(quoted: Mapping[str, Any], document: Mapping[str, Any]) -> float:
-    """How many times faster ours is than a quoted figure."""
+    """How many times faster ours is than the quoted figure."""
     ours = document["stages"][quoted["stage"]]["cohort"]["derived"]
     if quoted["tokens_per_second"]:
         return float(ours["tokens_per_second"] / quoted["tokens_per_second"])
@@ -113,7 +113,7 @@ def compare_quoted(quoted: Mapping[str, Any], document: Mapping[str, Any]) -> fl
 
 
 def read_revision() -> str:
-    """The commit of the checkout that runs, with a + where it was changed; "" outside of one."""
+    """The commit of this checkout, with a + if files were changed; "" outside a checkout."""
     try:
         found = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True)
         changed = subprocess.run(["git", "-C", str(ROOT), "status", "--porcelain", "-uno"], capture_output=True, text=True)
@@ -123,27 +123,27 @@ def read_revision() -> str:
 
 
 def add_origin(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with the commit that was measured and the quoted figures that fit its settings."""
+    """The document with its commit and the quoted figures that fit its settings."""
     quoted = [asdict(figure) for figure in QUOTED if figure.fits(document)]
     return {**document, "revision": read_revision(), "quoted": quoted}
 
 
 def say(text: str) -> None:
-    """Print a line at once, for whoever watches a file."""
+    """Print a line without buffering."""
     print(text, flush=True)
 
 
 def run_cases(cases: Sequence[SpeedCase], description: str | None) -> int:
-    """Run the cases that were asked for, write a JSON file each, and tell which targets were met."""
+    """Run the chosen cases, write a JSON file each, and print which targets were met."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     names = [case.name for case in cases]
-    parser.add_argument("--only", choices=names, action="append", help="this case only; may be repeated")
-    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results; docs/results unless named")
-    parser.add_argument("--peers", default="", help="other peers than each case names: auto, none, or names with commas")
-    parser.add_argument("--vllm-python", default="", help="interpreter of another environment that has vLLM")
-    parser.add_argument("--repeats", type=int, default=0, help="turns that count, instead of each case's own")
+    parser.add_argument("--only", choices=names, action="append", help="run only this case; may be repeated")
+    parser.add_argument("--out", type=Path, default=RESULTS, help="folder for the results (default: docs/results)")
+    parser.add_argument("--peers", default="", help="instead of each case's peers: auto, none, or comma-separated names")
+    parser.add_argument("--vllm-python", default="", help="Python of another environment that has vLLM")
+    parser.add_argument("--repeats", type=int, default=0, help="measured repetitions, instead of each case's own")
     parser.add_argument(
-        "--set", dest="words", action="append", default=[], metavar="KEY=VALUE", help="word of the recipe, for all"
+        "--set", dest="words", action="append", default=[], metavar="KEY=VALUE", help="recipe setting, for all cases"
     )
     chosen = parser.parse_args()
     rows, missed = [], 0

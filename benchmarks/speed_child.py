@@ -1,14 +1,14 @@
-"""One stage of ours in a process of its own: `python -m speed_child JOB.json`.
+"""One stage of ours in its own process: `python speed_child.py JOB.json`.
 
-Everything is built by `Session`, as in a real run; what differs is said here:
+`Session` builds everything, as in a real run. The differences:
 
-- weights are random and made on the device (shapes.py);
-- completions end where the workload plans it: the engine gets no stop tokens and a limit for each completion;
-- `rollout` calls the engine alone: prompts in, completions on the host out, prefill and decoding to text included;
-- `train` runs the loop on rollouts that were sampled once: packing, forward, backward, optimizer step;
-- `step` runs the loop as it is, ended after the last step and before anything is saved.
+- weights are random and made on the device (speed_shapes.py);
+- completions end at their planned length: the engine gets no stop tokens, and a limit per completion;
+- `rollout` calls only the engine: prompts in, completions on the host out, including prefill and decoding to text;
+- `train` runs the loop on rollouts sampled once: packing, forward, backward, optimizer step;
+- `step` runs the ordinary loop, ended after the last step without saving.
 
-The first turn of each warms up and is reported apart.
+The first repetition warms up and is reported separately. Seconds of a step are those of its metrics.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from speed_job import BenchJob
 from cohort.base.stopwatch import Stopwatch
 
 TINY_RATE = "optimizer.learning_rate=1e-12"
-"""train: the same rollouts are trained on again and again, and must stay those of the policy."""
+"""train: repeated training on the same rollouts must not move the policy."""
 
 
 def main(path: str) -> int:
@@ -47,7 +47,7 @@ def main(path: str) -> int:
 
 @contextlib.contextmanager
 def open_session(job: BenchJob) -> Iterator[Any]:
-    """A session on the job's recipe, with random weights and planned lengths."""
+    """A session with the job's recipe, random weights and planned lengths."""
     from cohort.observe.run_folder import RunFolder
     from cohort.rewards.runner import RewardRunner
     from cohort.session import Session
@@ -68,7 +68,7 @@ def open_session(job: BenchJob) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def replace_attributes(owner: Any, **others: Any) -> Iterator[None]:
-    """Attributes of a module or class put aside for others, for as long as a stage runs."""
+    """Replace attributes of a module or class while a stage runs."""
     own = {name: getattr(owner, name) for name in others}
     for name, value in others.items():
         setattr(owner, name, value)
@@ -80,7 +80,7 @@ def replace_attributes(owner: Any, **others: Any) -> Iterator[None]:
 
 
 def use_random_weights(job: BenchJob) -> contextlib.AbstractContextManager[None]:
-    """Let the loader make the job's model instead of reading files."""
+    """Make the loader return the job's random model instead of reading files."""
     import torch
     from speed_shapes import make_random_model, make_tokenizer
 
@@ -96,7 +96,7 @@ def use_random_weights(job: BenchJob) -> contextlib.AbstractContextManager[None]
 
 
 def end_where_planned(job: BenchJob) -> contextlib.AbstractContextManager[None]:
-    """Let the engine end each completion where the workload plans it, and nowhere else."""
+    """Make the engine end each completion at its planned length."""
     from cohort.engine.local import LocalEngine
 
     original: Callable[..., Any] = LocalEngine.generate
@@ -138,17 +138,22 @@ RESET_PEAK = "5"
 @dataclass
 class Peak:
     held: int = 0
-    """Bytes in use before the work."""
+    """Bytes in use before."""
     growth: int | None = None
-    """Most bytes in use during the work, beyond those; None: cannot be measured here."""
+    """Peak bytes above those; None if it cannot be measured."""
 
     def since(self, held: int) -> int | None:
-        """Most bytes in use during the work, beyond `held`."""
+        """Peak bytes above `held`."""
         return None if self.growth is None else max(0, self.held + self.growth - held)
 
 
 @contextlib.contextmanager
 def peak_memory(device: str) -> Iterator[Peak]:
+    """Measure the peak memory of a block: of the GPU, or on Linux of the process.
+
+    On a CPU the kernel's high-water mark of the resident set is reset before (`clear_refs`), after the allocator has released free memory.
+    The figure is the growth; it is None if the mark cannot be reset.
+    """
     peak = Peak()
     gc.collect()
     if device.startswith("cuda"):
@@ -169,7 +174,7 @@ def peak_memory(device: str) -> Iterator[Peak]:
 
 
 def largest_ever(device: str) -> int:
-    """Most bytes in use since the process began, or since a mark was reset: of the GPU, or of the process."""
+    """Peak bytes of the GPU or the process since it began, or since the last reset."""
     if device.startswith("cuda"):
         import torch
 
@@ -195,7 +200,7 @@ def resident(field: str) -> int:
 
 
 def measure_rollout(job: BenchJob) -> dict[str, Any]:
-    """The engine, and where asked `generate` of transformers: they take turns, so that both see the same machine."""
+    """The engine, and if requested transformers' `generate`, in turn, so that both see the same noise."""
     from cohort.engine import sample_groups
     from cohort.types import NoiseKey
 
@@ -212,18 +217,18 @@ def measure_rollout(job: BenchJob) -> dict[str, Any]:
             turns["hf_generate"] = make_hf_generate(job)
         results = take_turns(job, turns)
         results["cohort"]["engine"] = parts.engine.name
-        # Without memory of its own to plan with, an engine takes all rows at once.
+        # An engine without slots decodes all rows at once.
         results["cohort"]["slots"] = min(parts.engine.slots or job.workload.completions, job.workload.completions)
     return results
 
 
 def measure_hf_generate(job: BenchJob) -> dict[str, Any]:
-    """`generate` of transformers alone."""
+    """Only transformers' `generate`."""
     return take_turns(job, {"hf_generate": make_hf_generate(job)})
 
 
 def take_turns(job: BenchJob, turns: dict[str, Callable[[int], Any]]) -> dict[str, dict[str, Any]]:
-    """Let the engines work in turn, one round to warm up and the measured ones: seconds, and memory of the last round."""
+    """Run the engines in turn, with a warm-up round: seconds of each round, memory of the last one."""
     results: dict[str, dict[str, Any]] = {name: {"seconds": [], "tokens": job.workload.tokens} for name in turns}
     held: dict[str, int] = {}
     for turn in range(job.repeats + 1):
@@ -234,7 +239,7 @@ def take_turns(job: BenchJob, turns: dict[str, Callable[[int], Any]]) -> dict[st
                 results[name]["first_seconds"] = seconds
             else:
                 results[name]["seconds"].append(seconds)
-            # What an engine keeps from turn to turn is its own growth too.
+            # Memory that an engine keeps between rounds counts as its growth.
             held.setdefault(name, peak.held)
             results[name]["growth_bytes"] = peak.since(held[name])
     return results
@@ -243,12 +248,12 @@ def take_turns(job: BenchJob, turns: dict[str, Callable[[int], Any]]) -> dict[st
 def check_planned_lengths(job: BenchJob, groups: Sequence[Sequence[Any]]) -> None:
     found = [[completion.length for completion in group] for group in groups]
     if found != job.workload.plan:
-        raise SystemExit(f"the engine sampled {sum(map(sum, found))} tokens where {job.workload.tokens} were planned")
+        raise SystemExit(f"the engine sampled {sum(map(sum, found))} tokens instead of the planned {job.workload.tokens}")
 
 
 def make_hf_generate(job: BenchJob) -> Callable[[int], Any]:
-    """`generate` as people call it, log-probs left out (in its favour). Rows that are done are padded to the longest of the
-    batch; a criterion per row ends the call when all have their planned length."""
+    """`generate` as usually called, without log-probs (in its favour). Finished rows are padded to the longest of the batch; a stopping
+    criterion per row ends the call when all rows have their planned length."""
     import torch
     from speed_shapes import make_random_model
     from speed_workload import PAD
@@ -320,7 +325,7 @@ def watch_loop(job: BenchJob, watched: LoopRecord, given_rollouts: bool) -> cont
             parts = replace(parts, **{name: RepeatedPart(getattr(parts, name), method) for name, method in methods.items()})
         train(parts, state, 1)
         synchronise_device(job)
-        watched.first_step_after = time.time() - job.asked
+        watched.first_step_after = time.time() - job.requested
         watched.first_peak = largest_ever(job.device)
         with peak_memory(job.device) as watched.peak:  # which resets the mark
             train(parts, state, until)
@@ -352,13 +357,13 @@ NOT_TRAINING = ("rollout", "reward", "observe", "evaluate", "checkpoint")
 
 
 def read_stage_seconds(rows: Sequence[dict[str, Any]], leave_out: Sequence[str] = ()) -> dict[str, list[float]]:
-    """Seconds of every stage in each row of the metrics."""
+    """Stage -> its seconds in each row of metrics."""
     names = {name.removeprefix("time/"): None for row in rows for name in row if name.startswith("time/")}
     return {name: [row.get(f"time/{name}", 0.0) for row in rows] for name in names if name != "step" and name not in leave_out}
 
 
 def sum_training_seconds(row: dict[str, Any]) -> float:
-    """What is left of a step when its rollouts are given and nobody watches: advantages, packing, passes, the update."""
+    """Seconds of a step without sampling, scoring and observing: advantages, packing, passes, the update."""
     return sum(seconds for (seconds,) in read_stage_seconds([row], NOT_TRAINING).values())
 
 
@@ -397,12 +402,12 @@ def measure_step(job: BenchJob) -> dict[str, Any]:
 
 
 def read_memory(job: BenchJob, watched: LoopRecord) -> dict[str, Any]:
-    """The peak is of the whole process, its first step included, as that of the peers is."""
+    """The peak covers the whole process including the first step, as for the peers."""
     return {"peak_bytes": max(watched.first_peak, largest_ever(job.device)), "growth_bytes": watched.peak.growth}
 
 
 def run_loop(job: BenchJob, given_rollouts: bool) -> tuple[LoopRecord, list[dict[str, Any]]]:
-    """A run of the job's recipe until its last step, watched; and the rows of its metrics."""
+    """Run the job's recipe to its last step; returns what was recorded and the rows of metrics."""
     watched = LoopRecord()
     with open_session(job) as running, watch_loop(job, watched, given_rollouts):
         with contextlib.suppress(LoopEnded):
@@ -413,7 +418,7 @@ def run_loop(job: BenchJob, given_rollouts: bool) -> tuple[LoopRecord, list[dict
         raise SystemExit(f"the run ended after {len(rows)} of {job.steps} steps")
     for row in rows:
         if row["rollout/tokens"] != job.workload.tokens:
-            raise SystemExit(f"{row['rollout/tokens']} tokens were sampled where {job.workload.tokens} were planned")
+            raise SystemExit(f"{row['rollout/tokens']} tokens were sampled instead of the planned {job.workload.tokens}")
     return watched, rows
 
 

@@ -64,13 +64,13 @@ def find_accelerator(name: str) -> Accelerator | None:
 
 @dataclass(frozen=True)
 class Limit:
-    """The least time of a rollout on a machine."""
+    """The least time of a rollout on a GPU."""
 
     seconds: float
     tokens_per_second: float
     steps: int
     bytes_seconds: float
-    """If only bytes cost anything; with flops_seconds it says which of the two binds."""
+    """If only bytes took time; the larger of this and flops_seconds is the bottleneck."""
     flops_seconds: float
 
 
@@ -82,10 +82,9 @@ def decode_limit(
     accelerator: Accelerator,
     bytes_per_element: int = 2,
 ) -> Limit:
-    """Limit of decoding completions of these lengths through `slots` rows, refilled at once.
+    """The limit for decoding completions of these lengths in `slots` rows that are refilled at once.
 
-    Each step is max(bytes / bandwidth, FLOPs / rate). The prompts' own forward is left out: it is run once per group and
-    small beside the rest.
+    Each step is max(bytes / bandwidth, FLOPs / rate). Prefill is left out: it runs once per group and is short in comparison.
     """
     live, context = count_live_rows(prompt_tokens, lengths, slots)
     parameters = dimensions.body_parameters + dimensions.head_parameters
@@ -101,10 +100,9 @@ def decode_limit(
 
 
 def count_live_rows(prompt_tokens: int, lengths: Sequence[int], slots: int) -> tuple[list[int], list[int]]:
-    """For each decode step: the rows that are live, and the tokens of context that they read together.
+    """For each decode step, the number of live rows and the context tokens that they read together.
 
-    Rows start in the order given, as soon as a slot is free. The token sampled as number j of a completion attends to the
-    prompt and the j tokens before it.
+    Rows start in the given order as soon as a slot is free. Token j of a completion attends to the prompt and the j tokens before it.
     """
     free = [0] * min(slots, len(lengths))
     starts = []
@@ -127,9 +125,9 @@ def count_live_rows(prompt_tokens: int, lengths: Sequence[int], slots: int) -> t
 
 
 def estimate_training_cost(dimensions: Dimensions, prompt_tokens: int, lengths: Sequence[int], group: int) -> float:
-    """FLOPs of training on completions of these lengths, attention included: what time should be proportional to.
+    """FLOPs of training on completions of these lengths, with attention; training time should be proportional to them.
 
-    The prompt counts once per group. Attention over n tokens costs n(n + 1) / 2 pairs, forward and backward three times that.
+    A prompt counts once per group. Attention over n tokens has n(n + 1) / 2 pairs, three times that with the backward pass.
     """
     body = sum(lengths) + prompt_tokens * (len(lengths) // group)
     pairs = sum((prompt_tokens + n) * (prompt_tokens + n + 1) // 2 for n in lengths)

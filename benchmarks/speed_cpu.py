@@ -1,11 +1,11 @@
-"""Rollouts and GRPO steps of the 4.4 M parameter model on this CPU, beside HF generate and TRL, with targets.
+"""Rollouts and GRPO steps of the 4.4 M parameter model on this CPU, compared with HF generate and TRL, with targets.
 
     python benchmarks/speed_cpu.py                     about seven minutes on two quiet cores; results into docs/results
     python benchmarks/speed_cpu.py --only cpu-rollout-fixed --out /tmp
     python benchmarks/speed_table.py docs/results/*.json   the table of docs/speed.md from them
 
-Ratios are to peers in the same run: on a busy machine both are slow, and in three rounds each meets the same noise. Ragged
-lengths have a mean of half the maximum.
+Ratios are to peers in the same run: noise of the machine affects both, in three rounds. Ragged lengths have a mean of half the
+maximum.
 """
 
 from __future__ import annotations

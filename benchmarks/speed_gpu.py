@@ -4,8 +4,8 @@
     python benchmarks/speed_gpu.py --only gpu-step-0.5b     one case
     python benchmarks/speed_table.py docs/results/*.json        the table of docs/speed.md from the results
 
-bfloat16 with float32 masters, 128 prompt tokens, 32 prompts x 8, medians of 3, warm; prefill and the copy of results to the
-host included; every group carries signal, so nothing is gained by skipping.
+bfloat16 with float32 masters, 128 prompt tokens, 32 prompts x 8, medians of 3 after a warm-up, including prefill and the copy of results
+to the host. Every group has signal, so none is skipped.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A stage to be measured, as it is handed to the process that measures it: plain data, written as JSON. No torch."""
+"""The job of a measuring process: plain data, passed as JSON. No torch."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LEARNING_RATE = 1e-6
 
 @dataclass(frozen=True)
 class BenchJob:
-    """A stage, the work that is given to it, and the files it reads and writes."""
+    """A stage to measure, its work, and its files."""
 
     stage: str
     """rollout, train or step."""
@@ -33,19 +33,19 @@ class BenchJob:
     device: str
     repeats: int
     slots: int
-    """Completions decoded side by side; 0: the engine chooses."""
+    """Completions decoded in parallel; 0: the engine chooses."""
     micro_rows: int
     """Rows of the full length in one forward-backward; the peers' batch size per device too."""
     overrides: tuple[str, ...] = ()
-    """Words of the recipe, key=value."""
+    """Recipe settings, key=value."""
     hf_generate: bool = False
     """rollout: transformers' generate takes turns with the engine."""
     rounds: int = 1
-    """How often all engines are measured, one after the other: on a noisy machine each of them meets the same noise."""
+    """How often all engines are measured in turn, so that noise of the machine affects all of them."""
     peer_batch: int = 0
-    """Completions that a peer is given at once; 0: all of them."""
-    asked: float = field(default_factory=time.time)
-    """When the process was asked for: "first step after ... seconds" counts from here."""
+    """Batch size of a peer; 0: all completions."""
+    requested: float = field(default_factory=time.time)
+    """When the process was requested: "first step after ... seconds" counts from here."""
 
     @property
     def model(self) -> Path:
@@ -61,13 +61,13 @@ class BenchJob:
 
     @property
     def trains_adapters(self) -> bool:
-        """Whether the words of the recipe leave the base as it is."""
+        """Whether the settings freeze the base model."""
         lora = self.make_recipe().model.lora
         return bool(lora.rank or lora.adapter)
 
     @property
     def steps(self) -> int:
-        """Steps of a run: one to warm up, and the measured ones."""
+        """Steps of a run: a warm-up and the measured ones."""
         return self.repeats + 1
 
     def make_recipe(self) -> Recipe:
@@ -95,14 +95,14 @@ class BenchJob:
         for override in self.overrides:
             key, separator, text = override.partition("=")
             if not separator:
-                raise RecipeError(f"{override!r}: write key=value, a word of the recipe; shape and sizes have options.")
+                raise RecipeError(f"{override!r}: write a recipe setting as key=value; shape and sizes have options.")
             assign(tree, key.strip(), parse_value(text.strip()))
         recipe = build_recipe(tree)
         self._refuse_other_work(recipe)
         return recipe
 
     def _refuse_other_work(self, recipe: Recipe) -> None:
-        """A word of the recipe must not change the work: the peers would do another."""
+        """Raise RecipeError for settings that change the work, which would differ from that of the peers."""
         work, train = self.workload, recipe.train
         for word, found, planned, option in (
             ("train.group_size", train.group_size, work.group, "--group"),
@@ -113,7 +113,7 @@ class BenchJob:
             ("model.device", recipe.model.device, self.device, "--device"),
         ):
             if found != planned:
-                raise RecipeError(f"{word}: the workload says {planned}; use {option}, so that the peers do the same work.")
+                raise RecipeError(f"{word}: the workload has {planned}; use {option}, so that the peers do the same work.")
 
     def write(self) -> Path:
         path = Path(self.folder) / f"{self.stage}-job.json"

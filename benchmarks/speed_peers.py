@@ -1,8 +1,8 @@
-"""Running stages and peers, each in a process of its own, and saying why a peer is missing.
+"""Runs stages and peers, each in its own process, and explains why a peer is missing.
 
-Scripts of peers stand alone (benchmarks/peers): they import nothing of ours, so they run in any environment that has the
-peer. transformers' generate is no script: on a GPU it takes turns with our engine inside the rollout stage (child.py). On a CPU
-it gets a process of its own: `import cohort` makes OpenMP's threads sleep while they wait, which on a quiet machine would halve the peer.
+Scripts of peers (benchmarks/peers) import nothing of Cohort, so they run in any environment that has the peer. transformers' generate
+has no script: on a GPU it alternates with our engine in the rollout stage (speed_child.py). On a CPU it gets its own process, because
+`import cohort` makes OpenMP threads sleep while they wait, which would halve its speed on a quiet machine.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ TAIL = 1500
 
 
 def choose_peers(text: str) -> list[str]:
-    """`auto` (all that can be measured), `none`, or names with commas."""
+    """The peers of `auto` (all), `none`, or comma-separated names."""
     if text == "none":
         return []
     names = list(PEERS) if text == "auto" else [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name not in PEERS]
     if unknown:
-        raise RecipeError(f"--peers: {unknown[0]!r} is no peer; use auto, none, or some of {', '.join(PEERS)}.")
+        raise RecipeError(f"--peers: {unknown[0]!r} is not a peer; use auto, none, or some of {', '.join(PEERS)}.")
     return names
 
 
 def explain_absence(peer: str, job: BenchJob, vllm_python: str) -> str:
-    """Why a peer cannot be measured here; "" where it can."""
+    """Why a peer cannot be measured here; "" if it can."""
     if peer == "hf_generate":
         return ""
     if peer == "vllm":
@@ -62,7 +62,7 @@ def explain_absence(peer: str, job: BenchJob, vllm_python: str) -> str:
     lora = job.make_recipe().model.lora
     if lora.adapter or lora.base_dtype != "auto":
         word = "model.lora.adapter" if lora.adapter else "model.lora.base_dtype"
-        return f"the script of TRL knows no {word}: not the same work"
+        return f"the TRL script does not support {word}, so the work would differ"
     if lora.rank and not is_installed("peft"):
         return "peft is not installed"
     if job.workload.completions % min(job.micro_rows, job.workload.completions):
@@ -72,10 +72,10 @@ def explain_absence(peer: str, job: BenchJob, vllm_python: str) -> str:
     if peer == "trl":
         return ""
     if not is_installed("vllm"):
-        return "vllm is not installed beside trl"
+        return "vllm is not installed in the environment of trl"
     if not job.device.startswith("cuda"):
-        return "TRL shares its device with vLLM on a GPU alone"
-    return "TRL cannot plan the length of a completion of vLLM's" if job.workload.lengths == "ragged" else ""
+        return "TRL with vLLM needs a GPU"
+    return "TRL cannot plan the lengths of vLLM completions" if job.workload.lengths == "ragged" else ""
 
 
 def is_installed(package: str) -> bool:
@@ -83,14 +83,14 @@ def is_installed(package: str) -> bool:
 
 
 def run_stage(job: BenchJob) -> dict[str, dict[str, Any]]:
-    """A stage of ours: measurement by engine."""
-    shutil.rmtree(Path(job.folder) / "runs", ignore_errors=True)  # of the round before
+    """Measure a stage of ours; returns engine -> figures."""
+    shutil.rmtree(Path(job.folder) / "runs", ignore_errors=True)  # of the previous round
     apart = job.hf_generate and not job.device.startswith("cuda")
-    job = replace(job, asked=time.time(), hf_generate=job.hf_generate and not apart)
+    job = replace(job, requested=time.time(), hf_generate=job.hf_generate and not apart)
     run_process([sys.executable, str(HERE / "speed_child.py"), str(job.write())], f"stage {job.stage}")
     result: dict[str, dict[str, Any]] = json.loads(job.result_file.read_text(encoding="utf-8"))
     if apart:
-        # torch comes first and finds the environment of the user: how threads wait is settled when it is loaded.
+        # Import torch before cohort: how its threads wait is fixed at its import.
         alone = replace(job, stage="hf_generate")
         begin = (
             f"import sys, torch; sys.path.insert(0, {str(HERE)!r}); from speed_child import main; sys.exit(main(sys.argv[1]))"
@@ -101,7 +101,7 @@ def run_stage(job: BenchJob) -> dict[str, dict[str, Any]]:
 
 
 def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, Any]]:
-    """A peer's script: measurement by name. BenchError where it fails: the caller writes down why."""
+    """Run a peer's script; returns name -> figures. Raises BenchError with the reason if it fails."""
     work, lora = job.workload, job.make_recipe().model.lora
     document: dict[str, Any] = {
         "model": str(job.model),
@@ -122,7 +122,7 @@ def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, 
         "learning_rate": LEARNING_RATE,
         "vllm": peer == "trl_vllm",
         "lora": {"rank": lora.rank, "alpha": lora.alpha or 2.0 * lora.rank, "targets": lora.targets} if lora.rank else None,
-        "asked": time.time(),
+        "requested": time.time(),
     }
     path = Path(job.folder) / f"{peer}-job.json"
     path.write_text(json.dumps(document), encoding="utf-8")
@@ -133,7 +133,7 @@ def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, 
 
 
 def run_process(command: list[str], what: str, *, as_user: bool = False) -> None:
-    """`as_user`: in the environment that the user has, without what `import cohort` put into it; a peer must not pay for that."""
+    """Run a process. as_user: without the variables that `import cohort` set, which would slow a peer down."""
     environment = dict(os.environ)
     if as_user and not cohort._told_how_to_wait:
         environment.pop("OMP_WAIT_POLICY", None)

@@ -1,6 +1,6 @@
-"""Drawings of results as SVG files that stand alone: bars of one benchmark, and log-log lines of cost curves. No dependency.
+"""Draws results as self-contained SVG files: bars of one benchmark, and log-log lines of cost curves. No dependencies.
 
-Numbers are read from the JSON document alone, so a drawing can be made again at any time:
+A drawing needs only the JSON document:
 
     python benchmarks/speed_plot.py RESULT.json > DRAWING.svg
 """

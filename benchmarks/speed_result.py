@@ -1,7 +1,6 @@
-"""One document from what was measured: medians, rates, MFU, share of the limit, ratios. Pure: no torch, nothing is run.
+"""The JSON document of a measurement: medians, rates, MFU, share of the limit, ratios. No torch.
 
-The document is described in docs/speed.md. Lists of seconds are what was measured; everything under `derived` can be computed
-from them again.
+docs/speed.md describes it. The lists of seconds were measured; everything under `derived` can be computed from them again.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def make_document(
     machine: Mapping[str, Any],
     made: str,
 ) -> dict[str, Any]:
-    """`measured`: stage -> engine -> what its process wrote. `missing`: "stage/peer" -> why."""
+    """The document. `measured`: stage -> engine -> figures of its process; `missing`: "stage/peer" -> reason."""
     job = next(iter(jobs.values()))
     accelerator = find_accelerator(machine["gpu"]) if job.device.startswith("cuda") else None
     stages: dict[str, Any] = {}
@@ -63,7 +62,7 @@ def make_document(
 
 
 def derive_figures(stage: str, job: BenchJob, figures: Mapping[str, Any], accelerator: Accelerator | None) -> dict[str, Any]:
-    """What follows from a measurement: the median, the spread, rates, and shares of what the machine can do."""
+    """The median, spread, rates and shares of the machine's limits, from one measurement."""
     seconds = statistics.median(figures["seconds"])
     derived: dict[str, Any] = {
         "seconds": seconds,
@@ -92,15 +91,15 @@ def derive_figures(stage: str, job: BenchJob, figures: Mapping[str, Any], accele
 
 
 def compute_step_limit(dimensions: Dimensions, work: Workload, accelerator: Accelerator, frozen_base: bool = False) -> float:
-    """Least seconds of a step: the limit of its rollouts, then training at the rate of a large matrix product, every group
-    trained on and its prompt computed once."""
+    """Least seconds of a step: the limit of its rollouts, then training on every group at the rate of a large matrix product, with
+    each prompt computed once."""
     rollout = decode_limit(dimensions, work.prompt_tokens, work.flat_plan, work.completions, accelerator)
     executed = work.tokens + work.prompts * work.prompt_tokens
     return rollout.seconds + count_training_flops(dimensions, executed, work.tokens, frozen_base) / accelerator.flops
 
 
 def compare_engines(engines: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """How many times faster ours is than each peer, by medians of the same run."""
+    """Peer -> how many times faster ours is, by medians of the same run."""
     if "cohort" not in engines:
         return {}
     ours = engines["cohort"]["derived"]["seconds"]
@@ -115,35 +114,35 @@ class BenchError(CohortError):
 
 
 def refuse_unwritable(file: Path) -> None:
-    """Try the file of a result before measuring, which may take an hour; folders that are missing are made."""
+    """Raise RecipeError before measuring, which may take an hour, if the result cannot be written. Makes missing folders."""
     if file.is_dir():
-        raise RecipeError(f"--out {file}: is a folder; name a file in it.")
+        raise RecipeError(f"--out {file}: it is a folder; name a file in it.")
     existed = file.exists()
     if existed and not file.is_file():
-        return  # a pipe or a terminal: whoever reads it would take the closing for the end
+        return  # a pipe or a terminal: closing it would end its reader
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.open("a").close()
         if not existed:
             file.unlink()
     except OSError as problem:
-        raise RecipeError(f"--out {file}: cannot be written ({problem.strerror}); name a file that can.") from problem
+        raise RecipeError(f"--out {file}: cannot be written ({problem.strerror}); name a writable file.") from problem
 
 
 def write_result(document: Mapping[str, Any], file: Path, say: Callable[[str], None]) -> None:
-    """Write the JSON; where the file fails after all, keep the result elsewhere and say where in a BenchError."""
+    """Write the JSON. If that fails, save it elsewhere and raise BenchError with the place."""
     text = json.dumps(document, indent=1) + "\n"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
     except OSError as problem:
         where = rescue_result(text, say)
-        raise BenchError(f"--out {file}: {problem.strerror}. Nothing that was measured is lost: {where}.") from problem
+        raise BenchError(f"--out {file}: {problem.strerror}. The result is not lost: {where}.") from problem
     say(f"written: {file}")
 
 
 def rescue_result(text: str, say: Callable[[str], None]) -> str:
-    """Put the result where there is room, and say where: among the temporary files, or else on the terminal."""
+    """Write the result to a temporary file, or else to the terminal; returns where it is."""
     try:
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", prefix="cohort-bench-", suffix=".json", delete=False) as kept:
             kept.write(text)

@@ -1,8 +1,7 @@
-"""Models of real shapes with random weights, and a tokenizer of whole words made on the spot.
+"""Models of real shapes with random weights, and a generated tokenizer of whole words.
 
-All are Llama models (Qwen2.5 without its biases): one architecture that every peer loads, and a config that does not make
-transformers exchange our tokenizer for Qwen's own. Weights are made on the device, by every engine for itself: writing and
-reading 15 GB would measure the disk. Only a peer that insists on files gets them.
+All are Llama models (Qwen2.5 without its biases): every peer loads them, and transformers does not replace our tokenizer by Qwen's. Each
+engine makes the weights on its device, because writing and reading 15 GB would measure the disk. Only peers that need files get them.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ MOST_POSITIONS = 32_768
 
 @dataclass(frozen=True)
 class BenchShape:
-    """The dimensions of a Llama model and the name they go by in a table."""
+    """The dimensions of a Llama model, and their name in tables."""
 
     name: str
     dimensions: Dimensions
@@ -79,7 +78,7 @@ def write_folder(shape: BenchShape, folder: Path) -> Path:
 
 
 def make_tokenizer(vocabulary: int) -> Any:
-    """Whole words, split at white space; no token is ever added to a text."""
+    """A tokenizer of whole words split at white space, without special tokens added to a text."""
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
@@ -91,7 +90,7 @@ def make_tokenizer(vocabulary: int) -> Any:
 
 
 def make_random_model(folder: Path, device: Any, dtype: Any, in_four_bits: bool = False) -> Any:
-    """The model of a folder with random weights, made on its device; with its linear layers in 4 bits, as a base that is read."""
+    """The model of a folder with random weights, made on the device; optionally with linear layers in 4 bits."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -107,15 +106,14 @@ def make_random_model(folder: Path, device: Any, dtype: Any, in_four_bits: bool 
 
 
 def round_to_four_bits(model: Any, dtype: Any) -> None:
-    """nf4 in the place of every linear layer below the head; then the peak of memory counts from here, for a base that is read from
-    files is never there in full."""
+    """Replace every linear layer below the head by nf4, and reset the memory peak: a base read from files is never in memory in full."""
     import torch
     from bitsandbytes.nn import Linear4bit, Params4bit
 
     from cohort.model.four_bit import NAME, make_steady
     from cohort.model.lora import linear_layers
 
-    layers: dict[str, Any] = linear_layers(model)  # bitsandbytes types its attributes otherwise than torch
+    layers: dict[str, Any] = linear_layers(model)  # bitsandbytes and torch type its attributes differently
     for name, layer in layers.items():
         parent, _, child = name.rpartition(".")
         rounded: Any = Linear4bit(1, 1, bias=False, compute_dtype=dtype, device="meta")

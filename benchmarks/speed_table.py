@@ -1,6 +1,6 @@
-"""The table of docs/speed.md, from result files: `python benchmarks/speed_table.py docs/results/*.json`.
+"""Writes the table of docs/speed.md from result files: `python benchmarks/speed_table.py docs/results/*.json`.
 
-It stands between two markers and is never edited by hand: a test compares it with the files.
+It is between two markers and is never edited by hand: a test compares it with the files.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ STAGES = {"rollout": "rollouts", "train": "training", "step": "GRPO step"}
 
 
 def table(documents: Sequence[Mapping[str, Any]]) -> str:
-    """Markdown: one row per stage of each document, ours and every peer, and where and how it was measured."""
+    """Markdown with one row per stage of each document: ours, every peer, the machine and the work."""
     documents = [document for document in documents if document.get("benchmark") == BENCHMARK]
     if not documents:
         return NOTHING
-    lines, quoting = ["| | work | Cohort | beside it |", "|---|---|---|---|"], False
+    lines, quoting = ["| | work | Cohort | peers |", "|---|---|---|---|"], False
     for document in documents:
         for stage in document["stages"]:
             beside = [*peers(stage, document), *quotes(stage, document)]
@@ -114,7 +114,7 @@ def footnote(documents: Sequence[Mapping[str, Any]], quoting: bool) -> str:
 
 
 def put_between(text: str, inner: str) -> str:
-    """`text` with what stands between the markers replaced."""
+    """`text` with the part between the markers replaced."""
     before, found, rest = text.partition(BEGIN)
     _, closed, after = rest.partition(END)
     if not found or not closed:

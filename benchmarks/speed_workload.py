@@ -1,9 +1,8 @@
-"""The work that every engine is given: prompts, planned lengths, and a reward in which every group has signal. No torch.
+"""The work of every engine: prompts, planned lengths, and a reward with signal in every group. No torch.
 
-Lengths are planned, since random weights do not know when to stop. `fixed`: every completion runs to the maximum. `ragged`:
-lengths are log-normal, cut at the maximum, and scaled so that their mean is a given share of it, as completions of a real
-policy are. The plan is a function of the workload alone, so every engine, ours or a peer's, ends each completion at the same
-token.
+Lengths are planned, because random weights do not know when to stop. `fixed`: every completion has the maximum length. `ragged`: lengths
+are log-normal, cut at the maximum, and scaled to a given mean, as for a real policy. The plan depends only on the workload, so every
+engine, ours or a peer's, ends each completion at the same token.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ HASHES = 2**32
 
 @dataclass(frozen=True)
 class Workload:
-    """How much every engine is given: prompts, completions, and the planned length of each."""
+    """Prompts, completions, and the planned length of each."""
 
     prompts: int
     group: int
@@ -34,7 +33,7 @@ class Workload:
     mean_share: float = 0.5
     """ragged: mean length as a share of `new`."""
     silent_every: int = 0
-    """Every N-th prompt gives all its completions the same reward; 0: every group has signal."""
+    """All completions of every N-th prompt get the same reward; 0: every group has signal."""
 
     @property
     def completions(self) -> int:
@@ -54,19 +53,19 @@ class Workload:
 
     @property
     def tokens(self) -> int:
-        """Completion tokens that count: the useful ones."""
+        """Planned completion tokens."""
         return sum(self.flat_plan)
 
     def is_silent(self, prompt: int) -> bool:
         return bool(self.silent_every) and prompt % self.silent_every == self.silent_every - 1
 
     def draw_prompt_ids(self, count: int, vocabulary: int) -> list[list[int]]:
-        """Random prompts of exactly `prompt_tokens` tokens, special ones left out."""
+        """Random prompts of exactly `prompt_tokens` tokens, without special tokens."""
         draw = random.Random("cohort bench prompts")
         return [[draw.randrange(len(SPECIAL), vocabulary) for _ in range(self.prompt_tokens)] for _ in range(count)]
 
     def make_rows(self, steps: int, vocabulary: int) -> list[dict[str, Any]]:
-        """Rows for `steps` steps: `prompt` as text, and whether its group is to have signal."""
+        """Rows for `steps` steps: `prompt` as text, and whether its group has signal."""
         prompts = self.draw_prompt_ids(steps * self.prompts, vocabulary)
         return [
             {"prompt": " ".join(map(spell_token, ids)), "signal": 0 if self.is_silent(number % self.prompts) else 1}
@@ -98,9 +97,9 @@ def draw_lengths(count: int, longest: int, mean_share: float) -> list[int]:
 
 
 def varied(completions: Sequence[Any], signal: Sequence[int], **columns: Any) -> list[float]:
-    """A reward in [0, 1) that differs between completions and cannot be learned; constant where the row says so.
+    """A reward in [0, 1) that differs between completions and cannot be learned; constant in rows without signal.
 
-    Practically no completion has the mean of its group, so none is skipped for having no advantage.
+    Practically no completion has the mean of its group, so none is skipped for a zero advantage.
     """
     return [
         zlib.crc32(str(completion).encode()) / HASHES if has_signal else 0.5

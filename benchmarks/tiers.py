@@ -1,9 +1,9 @@
-"""Tokens per second of the engines on one model, in turn: what it costs to fall from one tier to the next.
+"""Tokens per second of the engines on one model, in turn: the cost of falling back from one engine to the next.
 
     python benchmarks/tiers.py [--shape tiny|small|0.5b] [--families qwen2 qwen3_next] [--new 64] [--repeats 3] [--json OUT]
 
-All engines sample the same requests with the same noise and no stops, so they decode the same number of tokens; `hf`, which decodes one
-completion after the other, is given `--hf-rows` of them. Prompts have lengths of their own. Ratios are medians of the ratios within a turn.
+All engines sample the same requests with the same noise and without stops, so they decode the same number of tokens. `hf`, which decodes
+one completion at a time, gets only `--hf-rows` of them. Prompts have different lengths. Ratios are medians of the ratios within a turn.
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
-"""Where the time of the training backbone goes: forward and backward of `hidden_states` on one GPU, without the head.
+"""Profiles the training backbone: forward and backward of `hidden_states` on one GPU, without the head.
 
     python benchmarks/train_probe.py 0.5b                       32 sequences of 640 tokens, bfloat16, random weights
     python benchmarks/train_probe.py 1.5b --rows 48 --profile   also the 25 kernels that take longest
     python benchmarks/train_probe.py 7b --rows 16 --checkpointing
-    python benchmarks/train_probe.py 0.5b --operations          each kernel alone, with the bandwidth it reaches
-    python benchmarks/train_probe.py 0.5b --twins               plain torch in place of the kernels
+    python benchmarks/train_probe.py 0.5b --operations          each kernel separately, with its bandwidth
+    python benchmarks/train_probe.py 0.5b --twins               plain torch instead of the kernels
 
-The share of the peak (MFU) counts 6 FLOPs per matmul parameter of the layers and token, nothing for attention, nothing for what
-checkpointing computes again, against 989 TFLOP/s. All sequences have one length, and attention is torch's own over [rows, heads,
-length, D], so that nothing here depends on how micro-batches are packed (`--attention cudnn` or `flash`). Gradients are dropped as soon as they are there, as a trainer does that adds
-them to masters of its own, so the peak of memory is that of weights, activations and a layer's gradients.
+MFU counts 6 FLOPs per matmul parameter of the layers and token, without attention and recomputation, relative to 989 TFLOP/s. All
+sequences have the same length, and attention is torch's over [rows, heads, length, D], so that results do not depend on packing
+(`--attention cudnn` or `flash`). Gradients are dropped at once, as in a trainer that adds them to float32 masters, so the memory peak is
+that of weights, activations and one layer's gradients.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def print_profile(fused: FusedModel, layout: Any, gradient_TH: Tensor, checkpoin
 
 
 def print_operations(fused: FusedModel, tokens: int) -> None:
-    """Each operation alone, 20 times in a row on the stream: what it takes, and its bytes over that."""
+    """Each operation 20 times in a row on the stream: its time and bandwidth."""
     hidden, intermediate = fused.embedding.shape[1], fused.intermediate
     heads = Heads(fused.query_heads, fused.kv_heads, fused.head_dim)
 

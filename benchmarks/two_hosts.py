@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--gbit", type=float, default=1.0, help="rate of the link")
     parser.add_argument("--delay-ms", type=float, default=5.0, help="one way")
-    parser.add_argument("words", nargs="*", help="KEY=VALUE words of the recipe")
+    parser.add_argument("words", nargs="*", help="recipe settings, KEY=VALUE")
     options = parser.parse_args()
     words = [*WORDS, f"num_steps={options.steps}", f"runs_folder={options.out}", *options.words]
     alone, both = options.out / "alone", options.out / "both"

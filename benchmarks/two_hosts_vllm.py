@@ -1,12 +1,12 @@
-"""Two hosts with a trainer and a vLLM server on each: the same weights however often, on however many hosts, and after a kill.
+"""Two hosts with a trainer and a vLLM server on each: the weights are the same on one or two hosts, repeated, and after a kill.
 
     sudo python benchmarks/two_hosts_vllm.py OUT [--steps 5] [--only lag-1] [KEY=VALUE ...]
 
-Hosts are network namespaces (namespaces.py). A cold start makes a model; two servers of it are started by `cohort serve`, one on each
-host, and every run pushes its weights to both of them. By lag (ahead.lag 0 and 1) it trains: one process on the first host; one rank
-on each host under torchrun, twice, with parallel.shard none and full; and again with a rank killed (-9) in the middle and resumed, the
-one of the second host, then the main one. Prints the hash of the weights of each run, mean seconds of a step by stage and of a push,
-and ends with 1 where two hashes of one lag differ. Needs root, `ip` and the environment of `make vllm`.
+Hosts are network namespaces (namespaces.py). A cold start makes a model; `cohort serve` starts a server of it on each host, and every run
+pushes its weights to both. For ahead.lag 0 and 1 it trains one process on the first host; one rank on each host under torchrun, twice,
+with parallel.shard none and full; and again with a rank killed (-9) and the run resumed, first the rank of the second host, then rank 0.
+Prints the hash of the weights of each run and mean seconds of a step by stage and of a push; exits with 1 if two hashes of one lag
+differ. Needs root, `ip` and the environment of `make vllm`.
 """
 
 from __future__ import annotations
@@ -189,7 +189,7 @@ def main() -> int:
     parser.add_argument("out", type=Path, help="folder for the runs and logs, which must not exist yet")
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--only", default="", help="cases that begin so: lag-1, lag-0-both, ...")
-    parser.add_argument("words", nargs="*", help="KEY=VALUE words of the recipe")
+    parser.add_argument("words", nargs="*", help="recipe settings, KEY=VALUE")
     options = parser.parse_args()
     out = options.out.absolute()
     out.mkdir(parents=True)

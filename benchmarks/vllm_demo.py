@@ -1,11 +1,11 @@
-"""The demo with rollouts of a vLLM server beside those of the local engine: the same start, seed and prompts.
+"""The demo with rollouts of a vLLM server and of the local engine: the same start, seed and prompts.
 
     python benchmarks/vllm_demo.py OUT [--steps 40] [--problems 512] [--only vllm] [KEY=VALUE ...]
 
-One cold start makes the model that all runs begin with. Then the demo trains with the local engine, with completions of a server that
-`cohort serve` starts, and with completions that the server samples a step ahead (ahead.lag = 1). In the end one `cohort evaluate`
-measures all of them and the start, alike, by the local engine: pass@1 with intervals, and each against the run with the local engine,
-problem by problem. Runs that are finished in OUT are not trained again. Needs the environment of `make vllm`.
+One cold start makes the starting model of all runs. Then the demo trains with the local engine, with a server started by `cohort serve`,
+and with the server sampling a step ahead (ahead.lag = 1). Finally one `cohort evaluate` measures the start and all runs with the local
+engine: pass@1 with intervals, and each run against the one with the local engine, problem by problem. Finished runs in OUT are not
+trained again. Needs the environment of `make vllm`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--problems", type=int, default=512, help="held-out ones, 8 samples of each")
     parser.add_argument("--only", choices=sorted(RUNS), help="train this one, and evaluate nothing")
-    parser.add_argument("words", nargs="*", help="KEY=VALUE words of the recipe")
+    parser.add_argument("words", nargs="*", help="recipe settings, KEY=VALUE")
     options = parser.parse_args()
     out = options.out.absolute()
     out.mkdir(parents=True, exist_ok=True)

@@ -1,13 +1,13 @@
-"""A vLLM server beside the trainer on one GPU: weights handed over by CUDA IPC, and a GRPO step with its rollouts beside ours.
+"""A vLLM server and the trainer on one GPU: weights passed by CUDA IPC, and a GRPO step with its rollouts compared with ours.
 
     python benchmarks/vllm_gpu.py --python PATH [--shapes 0.5b 7b] [--step 0.5b] [--output FILE]
 
-PATH is a Python with vLLM 0.25 or newer. 0.25 has the four phases of a weight update and IPC, and no spans of versions, so the engine
-`vllm` refuses it: this script speaks to it in its place, and measures.
+PATH is a Python with vLLM 0.25 or newer. 0.25 has the four phases of a weight update and IPC, but does not report weight versions, so the
+engine `vllm` refuses it, and this script calls the server itself.
 
-push: random weights of Qwen2.5's shapes, bfloat16, made in this process; the server begins with dummies. Seconds of each phase, medians of
-five. Exact means: greedy tokens are the argmax of transformers on the very same tokens except at near-ties, log-probs are as near as
-bfloat16 is; weights A, then B, then A again give the log-probs of A to the last bit.
+push: random bfloat16 weights of Qwen2.5's shapes, made in this process; the server starts with dummies. Seconds of each phase, medians of
+five. Exact means: greedy tokens are transformers' argmax on the same tokens except at near-ties, log-probs agree within bfloat16;
+weights A, then B, then A again give the log-probs of A to the last bit.
 step: the loop of `speed.py --stages step`, 32 prompts x 8 x 512 tokens, with our engine and with the server's rollouts, in turn.
 """
 

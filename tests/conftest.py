@@ -24,9 +24,9 @@ from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import Recipe, ScratchConfig
-from cohort.training.drawing import Collected
-from cohort.training.experience import Models, credit_tokens, make_batch
+from cohort.training.experience import Models, make_batch
 from cohort.training.objective import compares_pairs, reads_logprobs, token_loss, weigh_tokens
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
 from cohort.types import UNSCORED, Completion, End, Outcome, Prompt, Rollout
 
@@ -260,4 +260,4 @@ def count_kept_bytes(model: torch.nn.Module, compute: Callable[[], Any]) -> int:
 
 def collect_batch(collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float) -> Batch:
     """Two lines of the loop: an advantage on every token, then the batch."""
-    return make_batch(credit_tokens(collected, models, recipe, step, kl_coef))
+    return make_batch(collected, models, recipe, step, kl_coef)

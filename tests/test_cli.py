@@ -90,7 +90,7 @@ def test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs(wo
     assert len(table) == row["rollout/completions"] == 24
     expected = {
         "step", "group", "sample", "policy_version", "prompt_index", "prompt", "completion", "end", "reward", "success",
-        "length", "extracted", "gold", "advantage", "faults", "steps", "extras", "prompt_ids", "completion_ids", "sampling_logprobs",
+        "length", "extracted", "reference_answer", "advantage", "faults", "steps", "extras", "prompt_ids", "completion_ids", "sampling_logprobs",
         "reward/math_answer", "answer", "demonstration",
     }  # fmt: skip
     assert table[0].keys() == expected
@@ -228,7 +228,7 @@ def test_sigterm_to_the_real_command_saves_and_exits_with_130(world):
     process.terminate()
     printed, _ = process.communicate(timeout=300)
     assert process.returncode == 130, printed
-    assert f"SIGTERM: saved. Go on with: cohort resume {folder}/runs/real" in printed
+    assert f"SIGTERM: saved. Resume with: cohort resume {folder}/runs/real" in printed
     summary = json.loads((folder / "runs/real/summary.json").read_text())
     assert summary["status"] == "interrupted"
     assert summary["steps"] >= 1

@@ -205,9 +205,7 @@ def test_a_run_of_which_nothing_is_scored_does_not_end_well(tmp_path, settings, 
         return [answers[0] for _ in completions]
 
     small = {"train.prompts_per_step": 2, "train.group_size": 2}
-    with pytest.raises(
-        RewardError, match=rf"not one completion of the first {steps} steps has a score: 'reward' returned None"
-    ):
+    with pytest.raises(RewardError, match=rf"no completion of the first {steps} steps has a score: 'reward' returned None"):
         run_with(silent, tmp_path, **small | settings)
     assert (summary_of(tmp_path / "run")["status"], summary_of(tmp_path / "run")["steps"]) == ("failed", steps)
     if steps < settings["train.num_steps"]:

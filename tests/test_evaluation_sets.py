@@ -93,8 +93,8 @@ def test_each_set_is_checked_against_the_columns_and_golds_of_its_own_rewards(tm
         )
         child = server.run("doctor", file)
         assert child.wait() == 1, child.output
-    assert "64 of 64 gold answers score as success" in child.output
-    assert "0 of 6 gold answers of far score as success" in child.output
+    assert "64 of 64 reference answers score as success" in child.output
+    assert "0 of 6 reference answers of far score as success" in child.output
 
 
 # -- from Python -------------------------------------------------------------------------------------------------------

@@ -97,7 +97,7 @@ TYPED = {
     "cohort re": ["resume", "report", "recipes"],
     "cohort train gr": ["gradual.toml", "group_size=", "greedy="],
     "cohort train gs": ["gsm8k_qwen"],
-    # Behind a recipe come keys alone. Of one that is left over, a person types the `=` and the value.
+    # After a recipe only keys follow. The user types `=` and the value.
     "cohort doctor gsm8k_qwen gr": ["group_size=", "greedy="],
     "cohort train group_s": ["group_size", "group_size="],
     "cohort train train.group_s": ["train.group_size", "train.group_size="],
@@ -108,7 +108,7 @@ TYPED = {
 }
 ASK = """
 import json, os, sys
-sys.argv[0], sys.modules["torch"] = "cohort", None  # whoever imports it now fails
+sys.argv[0], sys.modules["torch"] = "cohort", None  # importing it now fails
 from cohort.cli import app
 for line in json.loads(sys.stdin.read()):
     words = line.split(" ")
@@ -135,7 +135,7 @@ def test_a_shell_completes_commands_recipes_keys_runs_and_algorithms_without_tor
 
 
 def test_bash_gets_its_words_through_the_script_that_is_installed(tmp_path):
-    # Below a bash of its own: the shell that asks is looked up among the processes above, and make's is sh.
+    # In its own bash: the shell is found among the parent processes, and that of make is sh.
     below_bash = ["bash", "-c", f'"{COHORT}" --show-completion; exit $?']
     script = subprocess.run(below_bash, env=ONE_THREAD, capture_output=True, text=True, check=True)
     asked = f'{script.stdout}\nCOMP_WORDS=(cohort rec) COMP_CWORD=1\n_cohort_completion "{COHORT}"\necho "${{COMPREPLY[@]}}"'

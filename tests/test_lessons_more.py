@@ -25,8 +25,7 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.values import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
-from cohort.training.preflight import Check
-from cohort.training.trial_checks import check_invariants, check_rollouts
+from cohort.training.preflight import Check, check_invariants, check_rollouts
 from cohort.training.updates import Measured, UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
 from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
@@ -232,7 +231,7 @@ def test_a_run_says_how_many_prompts_it_leaves_out(tmp_path, said):
     ("reward", "words"),
     [
         (always_right, "64 of 64 answers of other rows score as success"),
-        (always_wrong, "0 of 64 gold answers score as success"),
+        (always_wrong, "0 of 64 reference answers score as success"),
     ],
 )
 def test_a_run_says_what_is_wrong_with_its_golds_before_it_starts(tmp_path, said, reward, words):
@@ -252,10 +251,10 @@ def test_trial_rollouts_warn_of_cut_completions_and_of_copies():
     """Fails if the doctor's limits for truncation, copies or groups without a signal are never reached."""
     good = [[rollout(group, sample, float(sample % 2), token_ids=(7, 8 + sample)) for sample in range(4)] for group in range(2)]
     assert {check.level for check in trial(*good).values()} == {"ok"}
-    assert "2 of 2 seen" in trial(*good)["success"].text
+    assert "2 of 2," in trial(*good)["success"].text
     cut = [[replace(one, completion=replace(one.completion, end="length")) for one in group] for group in good]
     assert trial(*cut)["truncation"].level == "warning"
-    assert "100% of completions were cut at 256 tokens" in trial(*cut)["truncation"].text
+    assert "100% of completions were truncated at 256 tokens" in trial(*cut)["truncation"].text
     assert "Raise sampling.max_completion_tokens" in trial(*cut)["truncation"].text
     copies = [[replace(one, completion=group[0].completion) for one in group] for group in good]
     assert trial(*copies)["diversity"].level == "warning"

@@ -258,7 +258,7 @@ def test_a_few_faults_are_counted_and_the_run_goes_on(tmp_path):
 
 def test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op(tmp_path):
     """None from every call: nothing is trained, it is counted, and the run does not end as if it had learned."""
-    with pytest.raises(RewardError, match="not one completion of the first 2 steps has a score"):
+    with pytest.raises(RewardError, match="no completion of the first 2 steps has a score"):
         run_with(lambda completions, **columns: [None] * len(completions), tmp_path, **{"algorithm.kl_coef": 0.04})
     assert len(rows_of(tmp_path / "run")) == 2
     for row in rows_of(tmp_path / "run"):

@@ -72,8 +72,8 @@ HANDED = [
     (
         ["base/world.py:World.on_main"],
         [
-            "training/agreement.py:claim_folder",
-            "training/agreement.py:find_checkpoint",
+            "training/launch.py:claim_folder",
+            "training/launch.py:find_checkpoint",
             "session.py:Session.assemble",
             "session.py:Session._cold_start",
             "training/build.py:settle_products",
@@ -86,13 +86,13 @@ HANDED = [
     (
         ["base/world.py:World.compute"],
         [
-            "training/agreement.py:claim_folder",
+            "training/launch.py:claim_folder",
             "engine/requests.py:sample_groups",
             "rewards/runner.py:RewardRunner.score",
             "model/backbone.py:score_tokens",
         ],
     ),  # each rank's share: draws, rewards, scoring passes
-    (["training/agreement.py:claim_folder"], ["session.py:start"]),  # how to make the folder
+    (["training/launch.py:claim_folder"], ["session.py:start"]),  # how to make the folder
     (
         ["rewards/retry_one_by_one.py:Progress._advance"],
         ["observe/monitors/base.py:Monitors.on_scoring"],

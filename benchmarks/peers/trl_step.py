@@ -1,4 +1,4 @@
-"""TRL's GRPO step on a workload: `python trl_step.py JOB.json`. Stands alone: it needs torch, transformers, datasets and trl.
+"""TRL's GRPO step on a workload: `python trl_step.py JOB.json`. Self-contained: it needs torch, transformers, datasets and trl.
 
 JOB.json (written by speed.py): the model folder (config and tokenizer), the rows, planned lengths, sizes, and where the
 result goes. TRL is used as its documentation shows, on the same rows, with the same reward and the same lengths:
@@ -7,7 +7,7 @@ result goes. TRL is used as its documentation shows, on the same rows, with the 
   on a CPU; no reference (beta 0), one optimizer step per batch of rollouts, no checkpoints, no gradient checkpointing;
 - fixed lengths: `min_new_tokens` equals the maximum, so the end token is never sampled. Ragged lengths: a logits processor makes
   the end token certain as the last planned token of a row and impossible before; it touches one column of the logits;
-- with "lora" (rank, alpha, targets) adapters alone are trained, through `peft_config`; that needs peft;
+- with "lora" (rank, alpha, targets) only adapters are trained, through `peft_config`; that needs peft;
 - rollouts by transformers' generate, or with "vllm": true by vLLM in the same process (fixed lengths only).
 
 A step is timed from its beginning to the beginning of the next one, rollouts, rewards, update and logging included.
@@ -45,7 +45,7 @@ CERTAIN = 1e4
 
 
 def varied(completions, signal, **columns):
-    """The reward of the workload: differs between completions, constant where the row says so."""
+    """The reward of the workload: it differs between completions, and is constant in rows without signal."""
     return [
         zlib.crc32(str(completion).encode()) / HASHES if has_signal else 0.5
         for completion, has_signal in zip(completions, signal, strict=True)
@@ -142,7 +142,7 @@ def main(job_file: str) -> None:
     result = {
         "seconds": seconds[1:],
         "first_seconds": seconds[0],
-        "first_step_after": clock.times[1] - job["asked"],
+        "first_step_after": clock.times[1] - job["requested"],
         "stages": {"rollout": rollout_seconds[1:]},
         "tokens": job["tokens"],
         "peak_bytes": peak,

@@ -1,6 +1,6 @@
-"""vLLM's rollouts of a workload: `python vllm_generate.py JOB.json`. Stands alone: it needs vllm and nothing of ours.
+"""vLLM's rollouts of a workload: `python vllm_generate.py JOB.json`. Self-contained: it needs vllm and nothing of ours.
 
-It can run in an environment of its own (`benchmarks/speed.py --vllm-python PATH`). Weights are vLLM's dummies, prompts are token ids,
+It can run in its own environment (`benchmarks/speed.py --vllm-python PATH`). Weights are vLLM's dummies, prompts are token ids,
 prefix caching is on (the prompt of a group is computed once), every completion ends at its planned length (`max_tokens` of its
 own, end token ignored), and nothing is decoded to text. Measured twice: with the log-probability of each sampled token, as a
 trainer needs it, and without.

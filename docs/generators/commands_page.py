@@ -1,4 +1,4 @@
-"""docs/commands.md: every command with its arguments, options and help, as the command line itself has them."""
+"""docs/commands.md: every command with its arguments, options and help, from the command line itself."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from the commands themselves (src/cohort/tools/commands); edit there. -->
 
-`cohort COMMAND --help` says the same in a terminal. Words of a recipe are given as `key=value`, dotted (`sampling.temperature=0.9`) or,
-where only one section has the key, plain (`group_size=4`): [all keys](recipe.md). Exit codes: 0 finished, 1 failed or refused, 2 a wrong
-word on the command line, 130 stopped by Ctrl-C, SIGTERM or SIGHUP.
+`cohort COMMAND --help` prints the same in a terminal. Recipe settings are `key=value`, dotted (`sampling.temperature=0.9`) or, if only one
+section has the key, plain (`group_size=4`): [all keys](recipe.md). Exit codes: 0 finished, 1 failed or refused, 2 invalid arguments,
+130 stopped by Ctrl-C, SIGTERM or SIGHUP.
 
 | command | what it does |
 |---|---|"""
 COMPLETION = """
-## Completion in a shell
+## Shell completion
 
-`cohort --install-completion` writes it into the start-up file of the shell you type it in (bash, zsh, fish, PowerShell); it works from the next
-terminal on. `cohort --show-completion` prints it instead. Completed are commands, options, built-in recipes, recipe files in the current folder, the keys of a recipe, run folders
-in `./runs` and the names of algorithms. It takes a few tenths of a second: torch is not loaded for it."""
+`cohort --install-completion` adds completion to the start-up file of your shell (bash, zsh, fish, PowerShell); it works in new terminals.
+`cohort --show-completion` prints it instead. It completes commands, options, built-in recipes, recipe files in the current folder, recipe
+keys, run folders in `./runs` and names of algorithms, within a few tenths of a second."""
 PAGES = {
     "train": "recipe.md", "resume": "resume.md", "evaluate": "metrics.md#eval", "export": "export.md", "compare": "compare.md",
     "algorithms": "algorithms.md", "doctor": "memory.md", "audit": "audit.md",
     "serve": "scale.md#sampling-on-vllm-servers", "look": "watching.md", "report": "watching.md",
     "dashboard": "watching.md#in-a-browser-live", "recipes": "recipe.md",
 }  # fmt: skip
-"""The exact page of what a command is about, where there is one."""
+"""The page about each command."""
 
 
 def make_page() -> str:
@@ -60,13 +60,13 @@ def write_commands() -> Iterator[str]:
         yield ""
         yield f"## `cohort {name}`"
         yield ""
-        for paragraph in clean_help(command).split("\n\n"):  # \b before one: its lines stay as they are
+        for paragraph in clean_help(command).split("\n\n"):  # \b keeps the lines of a paragraph
             plain = paragraph.startswith("\b")
             yield from (
                 ["```text", *paragraph[1:].strip("\n").splitlines(), "```", ""] if plain else [" ".join(paragraph.split()), ""]
             )
         if command.params:
-            yield from ["| word | default | |", "|---|---|---|", *map(write_parameter, command.params), ""]
+            yield from ["| argument | default | |", "|---|---|---|", *map(write_parameter, command.params), ""]
         if name in PAGES:
             yield f"More: [{PAGES[name].partition('#')[0]}]({PAGES[name]})"
 
@@ -80,5 +80,5 @@ def write_parameter(parameter: Any) -> str:
     names = ", ".join(parameter.opts) if option else parameter.metavar or parameter.name.upper()
     default = "" if parameter.default in (None, "", False) or callable(parameter.default) else str(parameter.default)
     if parameter.required:
-        default = "needed"
+        default = "required"
     return format_row(f"`{names}`", default, parameter.help or "")

@@ -22,7 +22,7 @@ from cohort.recipe.values import PYTHON_MODEL, PYTHON_ROWS, Materials
 from cohort.rewards.contract import importable_name
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
-from cohort.training.agreement import speaks_to_people
+from cohort.training.launch import is_main_process
 
 if TYPE_CHECKING:
     from cohort.evaluation.evaluate import Evaluation
@@ -77,7 +77,7 @@ def train(
         refuse_second_sets(settings, resolved)
         sets, materials = describe_sets(resolved, evaluate_on, materials)
         resolved = load_recipe(file, values=values | {"evaluation.sets": sets})
-    if resolved.monitors.console and speaks_to_people():
+    if resolved.monitors.console and is_main_process():
         print(describe_start(resolved), flush=True)
     return start_session(resolved, materials)
 
@@ -153,9 +153,9 @@ def hand_in(model: Any, tokenizer: Any, prompts: Any, rewards: Any) -> tuple[str
         words["prompts.source"], rows = name_source(prompts)
         materials = replace(materials, rows=rows)
     if model is not None and not isinstance(model, str | os.PathLike):
-        from cohort.training.handed_in import check_handed_in
+        from cohort.training.python_inputs import check_python_model
 
-        check_handed_in(model, tokenizer)
+        check_python_model(model, tokenizer)
         return PYTHON_MODEL, words, replace(materials, model=(model, tokenizer))
     if tokenizer is not None:
         raise RecipeError(

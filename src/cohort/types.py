@@ -1,4 +1,4 @@
-"""The shared data types. Plain frozen data, no torch.
+"""The shared data types: frozen dataclasses, without torch.
 
     prompts -> rollouts -> rewards -> advantages -> batch -> loss -> optimizer step
 
@@ -17,51 +17,51 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 Message = dict[str, Any]
-"""One chat message, as transformers and TRL write it: {"role": "user", "content": "..."}."""
+"""One chat message in the format of transformers and TRL: {"role": "user", "content": "..."}."""
 
 End = Literal["stop", "length"]
-"""Why a completion ended: it sampled a stop token, or it ran into max_completion_tokens."""
+"""Why a completion ended: at a stop token, or at max_completion_tokens."""
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """One question, already turned into the token ids that the engine is given and the trainer scores."""
+    """One question, with the token ids that engine and trainer use."""
 
     index: int
-    """Row number in its source: the identity of the prompt. Text is no identity, since sources hold duplicates."""
+    """Row number in its source, which identifies the prompt; its text does not, because sources contain duplicates."""
     content: str | list[Message]
-    """Text, or chat messages. Reward functions are given exactly this as `prompts`."""
+    """Text, or chat messages. Reward functions receive it as `prompts`."""
     columns: Mapping[str, Any]
     """The other columns of the row; reward functions receive them by name."""
     token_ids: tuple[int, ...]
-    gold_column: str = "answer"
-    """Which of the columns holds the right answer, where the rows have one."""
+    answer_column: str = "answer"
+    """The column with the reference answer."""
 
     @property
     def is_chat(self) -> bool:
         return not isinstance(self.content, str)
 
     @property
-    def gold(self) -> Any:
-        """The right answer; None where the row has none."""
-        return self.columns.get(self.gold_column)
+    def reference_answer(self) -> Any:
+        """The reference answer, or None."""
+        return self.columns.get(self.answer_column)
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What the policy wrote. The ids are the sampled ones; nothing downstream ever tokenises the text again."""
+    """The policy's output. The ids are the sampled ones; the text is never tokenised again."""
 
     token_ids: tuple[int, ...]
-    """The stop token, where one was sampled, is the last id."""
+    """Including the stop token, if one was sampled."""
     sampling_logprobs: tuple[float, ...]
-    """Log-probability of each id as the engine sampled it: at the sampling temperature, in float32."""
+    """Log-probability of each id in the engine, at the sampling temperature, in float32."""
     end: End
     text: str
-    """The ids decoded, special tokens left out."""
+    """The decoded ids, without special tokens."""
     sampled_mask: tuple[bool, ...] | None = None
-    """Which ids the policy sampled itself. None means all of them; tool output in a later turn would be False."""
+    """Which ids the policy sampled; None: all of them. Tool output in a later turn would be False."""
     versions: tuple[tuple[int, int], ...] = ()
-    """(policy_version, number of ids) of each span, in order; () means all of them by the rollout's policy_version."""
+    """(policy_version, number of ids) of each span, in order; (): all ids have the rollout's policy_version."""
 
     @property
     def mask(self) -> tuple[bool, ...]:
@@ -75,17 +75,17 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion that an engine is asked for."""
+    """A request to an engine for one completion."""
 
     prompt: Prompt
     draw: int
-    """Place of the prompt among those of the step, in evaluation a hash of its content; with `sample` it keys the noise."""
+    """Number of the prompt within the step; in evaluation a hash of its content. With `sample` it keys the noise."""
     sample: int
-    """Place in the group."""
+    """Number within the group."""
     prefix: Completion | None = None
-    """What was sampled of it before, to be continued; its `end` is not read, and its `text` only where nothing is left to sample."""
+    """The part that was sampled already, to be continued. `end` is not read; `text` is read only if nothing is left to sample."""
     position: int = 0
-    """Where in the noise of (draw, sample) the completion begins: in a later turn, behind the tokens of the turns before."""
+    """Offset of the completion in the noise of (draw, sample): in a later turn, the number of tokens of earlier turns."""
 
     @property
     def prefix_ids(self) -> tuple[int, ...]:
@@ -93,28 +93,28 @@ class Request:
 
     @property
     def context_ids(self) -> tuple[int, ...]:
-        """What the model reads before it samples."""
+        """The ids that the model reads before it samples."""
         return self.prompt.token_ids + self.prefix_ids
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What the reward functions said of one completion."""
+    """The result of the reward functions for one completion."""
 
     parts: Mapping[str, float | None]
-    """Value of each reward function before weighting. None: it abstained, or it failed on this completion."""
+    """Unweighted value of each reward function. None: it abstained, or failed on this completion."""
     reward: float | None
-    """Weighted sum of the parts that spoke; never normalised. None: unscored, out of both sides of every mean."""
+    """Weighted sum of the parts with a value; never normalised. None: unscored, and excluded from every mean."""
     success: bool | None
-    """Whether the outcome part reached its threshold. None: the outcome part did not speak."""
+    """Whether the outcome part reached its threshold. None: it has no value."""
     answer: str | None = None
-    """What the outcome part extracted and compared; majority votes are counted on it."""
+    """The answer that the outcome part extracted and compared; majority votes count it."""
     faults: tuple[str, ...] = ()
-    """`part:kind` of everything that went wrong, e.g. "math_answer:timeout". Each is counted in the metrics."""
+    """`part:kind` of every failure, e.g. "math_answer:timeout". Metrics count them."""
     extras: Mapping[str, Any] = field(default_factory=dict)
-    """Columns a reward function logged through `log_extra`."""
+    """Columns that a reward function logged with `log_extra`."""
     steps: tuple[tuple[int, float], ...] = ()
-    """Process supervision: (characters of the completion up to the end of a step, weighted reward of the step), in order."""
+    """Process supervision: (number of characters up to the end of the step, weighted reward of the step), in order."""
 
 
 UNSCORED = Outcome(parts={}, reward=None, success=None)
@@ -122,16 +122,16 @@ UNSCORED = Outcome(parts={}, reward=None, success=None)
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """prompt + completion + outcome + the version of the policy that sampled it."""
+    """prompt + completion + outcome + version of the policy that sampled it."""
 
     prompt: Prompt
     group: int
-    """Number of the group inside the step. Groups are told apart by this, never by prompt text."""
+    """Number of the group within the step, which identifies it; prompt text does not."""
     sample: int
     completion: Completion
     outcome: Outcome
     policy_version: int
-    """How many optimizer steps the policy had taken when it sampled this."""
+    """Optimizer steps that the policy had taken when it sampled this."""
 
     @property
     def versions(self) -> tuple[tuple[int, int], ...]:
@@ -141,7 +141,7 @@ class Rollout:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn. temperature 0 means greedy (evaluation only)."""
+    """Sampling settings. temperature 0 means greedy (evaluation only)."""
 
     group_size: int
     temperature: float
@@ -149,9 +149,9 @@ class Sampling:
     stop_ids: tuple[int, ...]
     top_p: float = 1.0
     top_k: int = 0
-    """0: no cut. Cuts are for evaluation alone: in training they bias the ratio by the mass they keep."""
+    """0: off. top_p and top_k are for evaluation only: in training they bias the ratio by the mass they keep."""
     with_greedy: bool = False
-    """Evaluation only: each group has one more completion, its last, which is greedy."""
+    """Evaluation only: each group has an additional, greedy completion at its end."""
 
     @property
     def greedy(self) -> bool:
@@ -159,11 +159,11 @@ class Sampling:
 
     @property
     def completions(self) -> int:
-        """Completions of each prompt."""
+        """Completions per prompt."""
         return self.group_size + self.with_greedy
 
     def for_sample(self, sample: int) -> Sampling:
-        """How the completion at this place in its group is drawn. Cuts cannot change the most likely token: greedy has none."""
+        """The settings for the completion with this number in its group. Greedy needs no cut: top_p and top_k keep the likeliest token."""
         if self.greedy or not self.with_greedy or sample < self.group_size:
             return self
         return replace(self, temperature=0.0, top_p=1.0, top_k=0)
@@ -174,9 +174,9 @@ NoiseStream = Literal["train", "evaluate", "preflight", "cold_start", "reward_mo
 
 @dataclass(frozen=True, slots=True)
 class NoiseKey:
-    """What the randomness of one engine call depends on, together with (draw, sample, position) of each token.
+    """Keys the randomness of one engine call, together with (draw, sample, position) of each token.
 
-    `draw` counts prompts within the step: a prompt drawn twice in one step is two draws with two noises.
+    `draw` counts prompts within the step: a prompt that is drawn twice in one step gets two noises.
     """
 
     seed: int

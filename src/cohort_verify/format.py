@@ -1,8 +1,7 @@
-"""Rewards for the form of a completion, not its content: tags in their places, a pattern matched.
+"""Rewards for the output format: tags in their places, or a pattern.
 
-All of them pay the form alone, so they belong beside an outcome part and with a small weight. What looks like an empty
-thought is one: zero-width spaces and the like do not count as content. Each takes time linear in the text, but for the
-pattern of regex_format, which is the recipe's own.
+They ignore the content, so combine them with an outcome reward and give them a small weight. Zero-width spaces and the like do
+not count as content. All take time linear in the text, except for a slow pattern of regex_format.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ UNSEEN = re.compile(
     "[\\s\x00-\x1f\x7f-\x9f\u00ad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f"
     "\u2800\u3164\ud800-\udfff\ufe00-\ufe0f\ufeff\uffa0\ufff9-\ufffc\U000e0000-\U000e0fff]*"
 )
-"""White space, and what is drawn as nothing at all: a block that holds only these is empty to everyone but str.strip."""
+"""White space and characters that are drawn as nothing. str.strip keeps many of these."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -35,9 +34,9 @@ def think_format(
 ) -> list[float]:
     """1.0 for exactly one non-empty <think>...</think> block followed by a non-empty answer, else 0.0.
 
-    Many chat templates end the prompt with `<think>`: the completion then starts inside the block and is right without
-    an opening tag. That is read from text prompts, and for chats from a column `prefilled` that a run adds when the
-    template opens the block itself; prefilled = true or false decides it for all.
+    Many chat templates end the prompt with `<think>`. The completion then starts inside the block and needs no opening tag.
+    Text prompts show this by themselves. For chats a run adds a column `prefilled`; prefilled = true or false sets it for all
+    completions.
     """
     return score_form(completions, prompts, prefilled, is_thought_then_answer)
 
@@ -48,9 +47,9 @@ def think_answer_format(
     prefilled: bool | Sequence[bool] | None = None,
     **columns: Any,
 ) -> list[float]:
-    """1.0 for <think>...</think><answer>...</answer>, each once, none empty, and nothing but white space outside; else 0.0.
+    """1.0 for <think>...</think><answer>...</answer>, each once and not empty, with only white space outside, else 0.0.
 
-    Where the prompt has opened the thought (see think_format), the completion starts inside it.
+    If the prompt already opened the thought (see think_format), the completion starts inside it.
     """
     return score_form(completions, prompts, prefilled, is_thought_and_tagged_answer)
 
@@ -61,7 +60,7 @@ def score_form(
     prefilled: bool | Sequence[bool] | None,
     is_right: Callable[[str, bool], bool],
 ) -> list[float]:
-    """`is_right` of every completion, told whether the prompt has already opened the thought."""
+    """Apply `is_right` to every completion; its second argument says whether the prompt already opened the thought."""
     if prefilled is None:
         inside = [opens_block(prompt) for prompt in (prompts if prompts is not None else [""] * len(completions))]
     else:
@@ -70,12 +69,12 @@ def score_form(
 
 
 def opens_block(prompt: Any) -> bool:
-    """Whether the prompt's own last words are an opening tag."""
+    """Return whether the prompt ends with an opening tag."""
     return find_continued_text(prompt).rstrip().endswith(OPEN)
 
 
 def find_continued_text(prompt: Any) -> str:
-    """The text that the completion continues: a text prompt, or the assistant's message that a chat ends with; else none."""
+    """Return the text that the completion continues: a text prompt, or the assistant message at the end of a chat, else ""."""
     if isinstance(prompt, str):
         return prompt
     return text_of(prompt) if prompt and prompt[-1].get("role") == "assistant" else ""
@@ -93,7 +92,7 @@ def is_thought_then_answer(text: str, inside: bool) -> bool:
 
 
 def is_thought_and_tagged_answer(text: str, inside: bool) -> bool:
-    """Cut at the tags, the pieces alternate between outside (white space only) and inside (something)."""
+    """Return whether the pieces between tags alternate between white space outside and content inside."""
     body = OPEN + text if inside else text
     if TAG.findall(body) != [OPEN, CLOSE, "<answer>", "</answer>"]:
         return False
@@ -102,7 +101,7 @@ def is_thought_and_tagged_answer(text: str, inside: bool) -> bool:
 
 
 def has_content(text: str) -> bool:
-    """Whether there is anything to see."""
+    """Return whether the text has a visible character."""
     return UNSEEN.fullmatch(text) is None
 
 
@@ -112,9 +111,9 @@ def has_content(text: str) -> bool:
 
 
 def regex_format(completions: Sequence[Any], pattern: str, **columns: Any) -> list[float]:
-    """1.0 where the whole completion matches `pattern`; "." matches newlines too.
+    """1.0 where the whole completion matches `pattern`, else 0.0; "." also matches newlines.
 
-    A pattern that backtracks without end runs into the time limit of the worker, and the completion scores 0.
+    If the pattern backtracks without end, the worker's time limit applies and the completion scores 0.
     """
     regex = re.compile(pattern, re.DOTALL)
     return [float(regex.fullmatch(text_of(completion)) is not None) for completion in completions]

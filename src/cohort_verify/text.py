@@ -1,4 +1,4 @@
-"""What a reward reads of a completion: its text, and the part of it that is meant as the answer; how such text is shown."""
+"""Reads the text and the marked answer of a completion, and prepares untrusted text for display."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import re
 from typing import Any
 
 LIMIT_KINDS = ("timeout", "memory", "output", "files")
-"""The completion ran into a limit: it scores 0."""
+"""Verdicts of completions that ran into a limit. They score 0."""
 INFRASTRUCTURE = "infrastructure"
-"""Something other than the completion failed: there is no score."""
+"""Verdict where something other than the completion failed. There is no score."""
 
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Characters that move a cursor, colour a terminal, reorder a line or cannot be encoded. Newlines and tabs are not among them."""
+"""Characters that move the cursor, set colours, reorder a line or cannot be encoded. Newlines and tabs are not included."""
 MAX_DETAIL_CHARS = 8000
 
 THINK_TAG = re.compile(r"</?think>")
@@ -21,7 +21,9 @@ BRACES = re.compile(r"\\(?:A?boxed|fbox|framebox(?:\[[^\[\]{}]{0,20}\]){0,2})[ ]
 
 
 def text_of(completion: Any) -> str:
-    """Text of a completion as TRL hands it over: a plain string, or a list of chat messages (the last one counts)."""
+    """Return the text of a completion in one of TRL's forms: a string, or a list of chat messages, of which the last one
+    counts.
+    """
     if isinstance(completion, str):
         return completion
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
@@ -36,22 +38,22 @@ def text_of(completion: Any) -> str:
 
 
 def read_visible(text: str) -> str:
-    """The text without its <think> blocks, if anything follows the last of them; else all of it."""
+    """Return the text without its <think> blocks if text follows the last of them, else all of it."""
     before, after = split_thinking(text)
     return before + after if after is not None and after.strip() else text
 
 
 def drop_thinking(text: str) -> str:
-    """The text without its <think> blocks; "" if there is nothing else. A block that never ends is thinking to the end."""
+    """Return the text without its <think> blocks, "" if there is nothing else. An unclosed block reaches to the end."""
     before, after = split_thinking(text)
     return before + (after or "")
 
 
 def split_thinking(text: str) -> tuple[str, str | None]:
-    """(what stands before and between <think> blocks, what follows the last of them: None if it never ends).
+    """Return the text before and between <think> blocks, and the text after the last one (None if that is unclosed).
 
-    A block that a chat template opened in the prompt has only its closing tag here. One pass over the tags: a search
-    per tag would be quadratic on a completion that is nothing but tags.
+    A block that a chat template opened in the prompt has only its closing tag here. One pass over the tags: a search per tag
+    would be quadratic on a completion that consists of tags.
     """
     kept: list[str] = []
     start, inside = 0, False
@@ -66,9 +68,10 @@ def split_thinking(text: str) -> tuple[str, str | None]:
 
 
 def find_boxes(text: str) -> list[tuple[int, int, int]]:
-    r"""Every \\boxed{...} or \\fbox{...} whose braces balance and that holds no other: where it, its content and its end begin.
+    r"""List the boxes \\boxed{...} and \\fbox{...} with balanced braces and no box inside, as (start, start of the content, end
+    of the content).
 
-    One pass with a stack: unclosed boxes cost nothing extra.
+    One pass with a stack, so unclosed boxes cost no extra time.
     """
     if "box" not in text:
         return []
@@ -88,15 +91,15 @@ def find_boxes(text: str) -> list[tuple[int, int, int]]:
 
 
 def find_last_box(text: str) -> str | None:
-    r"""Content of the last \\boxed{...} whose braces balance."""
+    r"""Return the content of the last \\boxed{...} with balanced braces."""
     boxes = find_boxes(text)
     return text[boxes[-1][1] : boxes[-1][2]] if boxes else None
 
 
 def find_last_tag(text: str) -> str | None:
-    """Content of the last <answer>...</answer> that is closed; None without one. One pass over the tags.
+    """Return the content of the last closed <answer>...</answer>, or None. One pass over the tags.
 
-    It begins at the nearest opening tag, as a box within a box does: "in <answer> tags: <answer>4</answer>" says 4.
+    It begins at the nearest opening tag: "in <answer> tags: <answer>4</answer>" gives 4.
     """
     last, start = None, -1
     for tag in ANSWER_TAG.finditer(text):
@@ -107,17 +110,17 @@ def find_last_tag(text: str) -> str | None:
     return text[slice(*last)] if last is not None else None
 
 
-def list_golds(answer: Any, completions: Any) -> list[Any]:
-    """The gold column as a list of the right length. A bare string would otherwise be zipped letter by letter."""
+def list_references(answer: Any, completions: Any) -> list[Any]:
+    """Return the answer column as a list of the right length. A bare string is refused: zip would split it into letters."""
     if isinstance(answer, str) or not hasattr(answer, "__len__") or getattr(answer, "ndim", 1) == 0:
-        raise TypeError(f"answer: one gold answer per completion is expected, as a list; got {answer!r}")
+        raise TypeError(f"answer: one reference answer per completion is expected, as a list; got {answer!r}")
     if len(answer) != len(completions):
-        raise ValueError(f"answer: {len(answer)} gold answers for {len(completions)} completions")
+        raise ValueError(f"answer: {len(answer)} reference answers for {len(completions)} completions")
     return list(answer)
 
 
 def show_value(value: Any) -> str:
-    """The value's repr, at most 100 characters. An object whose repr raises gets a placeholder."""
+    """Return the repr, at most 100 characters, or a placeholder if repr raises."""
     try:
         text = repr(value)
     except Exception:
@@ -126,7 +129,7 @@ def show_value(value: Any) -> str:
 
 
 def shorten(text: str) -> str:
-    """Untrusted text for display: control characters are escaped, and the middle of a long text is left out."""
+    """Prepare untrusted text for display: escape control characters and drop the middle of a long text."""
     text = CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
     half = MAX_DETAIL_CHARS // 2
     return text if len(text) <= MAX_DETAIL_CHARS else f"{text[:half]}\n[...]\n{text[-half:]}"

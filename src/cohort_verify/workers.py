@@ -1,9 +1,9 @@
-"""Worker processes, whatever they are trusted with: one form of messages, one life.
+"""Worker processes: their messages, and the pools that keep them.
 
-What a worker is differs by trust, in two classes: the helper of a user's own reward (rewards/pool.py), and the jail of a verifier
-that model text could subvert (sandbox/workers.py). How it is spoken to and how a pool keeps it do not: a message is a length of
-four bytes and a body; a place of a pool is filled when it is first needed, borrowed by one thread at a time, and filled anew
-when its worker has died; a worker that was killed over a question is gone before the next one is asked.
+There are two kinds of workers: helpers that run a user's own reward (cohort/rewards/pool.py), and jailed verifiers that model
+text could subvert (sandbox/workers.py). Both use the same messages, a length of four bytes and a body. Both are kept in a pool
+with a number of places. A place starts its worker when it is first used, serves one thread at a time, and replaces a worker
+that died. A worker that is killed is gone before the next message is sent.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PIECE_BYTES = 1 << 16
 
 
 class ProcessEnded(Exception):
-    """The process is gone: `kind` says how, in a word, and `detail` in words."""
+    """The process has ended: `kind` is one word for the way, `detail` an explanation."""
 
     def __init__(self, kind: str, detail: str = "", status: int | None = None) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -31,12 +31,12 @@ class ProcessEnded(Exception):
 
 
 class PoolClosed(RuntimeError):
-    """Nothing can be asked of a pool that was closed."""
+    """The pool was closed and accepts no messages."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker said. A problem of "cpu", "wall", "memory", "output", "files" or "crash" is the question's doing."""
+    """A worker's reply. The problems "cpu", "wall", "memory", "output", "files" and "crash" are caused by the message."""
 
     value: Any = None
     problem: str = ""
@@ -53,7 +53,7 @@ def frame_message(body: bytes) -> bytes:
 
 
 class Channel:
-    """The trainer's ends of a process's two pipes: one request at a time goes out, replies come in. Nothing here blocks."""
+    """The host's ends of a process's two pipes: one request at a time goes out, replies come in. Nothing blocks."""
 
     def __init__(self, requests: int, replies: int) -> None:
         self.requests, self.replies = requests, replies
@@ -70,12 +70,12 @@ class Channel:
 
     @property
     def waiting_bytes(self) -> int:
-        """What the process has said and nobody has heard yet."""
+        """Bytes that were received and not read yet."""
         return len(self._incoming)
 
     @property
     def reply_size(self) -> int:
-        """Bytes of the reply that comes next; 0 where that is not known yet."""
+        """Bytes of the next reply; 0 if not known yet."""
         return int.from_bytes(self._incoming[:HEADER_BYTES], "big") if len(self._incoming) >= HEADER_BYTES else 0
 
     @property
@@ -83,14 +83,14 @@ class Channel:
         return len(self._incoming) >= HEADER_BYTES + self.reply_size
 
     def take_reply(self) -> bytes:
-        """The reply that is here: only where `has_reply` says so."""
+        """Return the next reply. Only valid while `has_reply` is true."""
         end = HEADER_BYTES + self.reply_size
         body = bytes(self._incoming[HEADER_BYTES:end])
         del self._incoming[:end]
         return body
 
     def write_some(self) -> bool:
-        """Whether the process may still read: its pipe can take something, or all was written."""
+        """Write as much as the pipe takes; False if the process closed it."""
         try:
             self._outgoing = self._outgoing[os.write(self.requests, self._outgoing[:PIECE_BYTES]) :]
         except BlockingIOError:
@@ -100,14 +100,14 @@ class Channel:
         return True
 
     def read_some(self) -> bool:
-        """Whether the process may still write: it has, or has not closed its pipe."""
+        """Read what the pipe holds; False if the process closed it."""
         piece = read_piece(self.replies)
         self._incoming += piece or b""
         return piece != b""
 
 
 def read_piece(descriptor: int) -> bytes | None:
-    """What stands in a pipe that does not block; None: nothing yet, empty: nothing any more."""
+    """Read from a non-blocking pipe: None if nothing has arrived yet, empty at the end of the stream."""
     try:
         return os.read(descriptor, PIECE_BYTES)
     except BlockingIOError:
@@ -117,9 +117,10 @@ def read_piece(descriptor: int) -> bytes | None:
 
 
 def run_together(task: Callable[[], None], count: int) -> None:
-    """Run a task in so many threads at once and wait for all of them; then raise the first error.
+    """Run the task in `count` threads, wait for all of them, then raise the first error.
 
-    Daemon threads, not an executor, which would join them at exit: a worker that never answers must not keep the process alive.
+    Uses daemon threads because an executor joins its threads at exit: a worker that never replies must not keep the process
+    alive.
     """
     ended: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
 
@@ -138,7 +139,7 @@ def run_together(task: Callable[[], None], count: int) -> None:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Lives
+# Pools
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -155,13 +156,13 @@ W = TypeVar("W", bound=AnyWorker)
 
 @dataclass(eq=False)
 class Place(Generic[W]):
-    """Room for one worker of a pool."""
+    """A place for one worker of a pool."""
 
     pool: Pool[W]
     worker: W | None = None
 
     def fill(self) -> W:
-        """The worker of this place. One that has died meanwhile is replaced; one that is started for a closed pool is ended."""
+        """Return the worker, starting one if there is none or it died. If the pool is closed, the worker is ended instead."""
         if self.worker is not None and not self.worker.alive:
             self.empty()
         if self.worker is None and not self.pool.closed:
@@ -178,7 +179,7 @@ class Place(Generic[W]):
 
 
 class Pool(ABC, Generic[W]):
-    """So many workers of one kind; usable from any thread."""
+    """A fixed number of workers of one kind. Safe to use from any thread."""
 
     closed_error: type[PoolClosed] = PoolClosed
 
@@ -191,16 +192,18 @@ class Pool(ABC, Generic[W]):
 
     @abstractmethod
     def _start(self) -> W:
-        """A new worker."""
+        """Start a worker."""
 
     @abstractmethod
     def ask(self, message: Any, limits: Any = None) -> Answer:
-        """One question to the function of this pool, which any worker can answer."""
+        """Send one message to any worker and return its reply."""
 
     def ask_many(self, messages: Sequence[Any], limits: Any = None) -> list[Answer]:
-        """All questions, spread over the workers; answers in order. A slow one holds up its own worker only."""
+        """Send all messages, spread over the workers, and return the replies in order. A slow message delays only its own
+        worker.
+        """
         answers: dict[int, Answer] = {}
-        todo = iter(range(len(messages)))  # shared: taking the next number is one step, which no thread interrupts
+        todo = iter(range(len(messages)))  # shared by the threads: next() on it is atomic
 
         def work() -> None:
             for index in todo:
@@ -214,7 +217,7 @@ class Pool(ABC, Generic[W]):
         return len(self._places)
 
     def grow(self, size: int) -> None:
-        """Have at least so many places."""
+        """Add places until there are `size`."""
         while self.size < size:
             self._places.append(Place(self))
             self._idle.put(self._places[-1])
@@ -227,7 +230,7 @@ class Pool(ABC, Generic[W]):
         finally:
             if self.closed:
                 place.empty()
-            self._idle.put(place)  # of a closed pool too: whoever still waits is told
+            self._idle.put(place)  # also if the pool is closed: a waiting thread gets the error
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[W]:
@@ -235,7 +238,7 @@ class Pool(ABC, Generic[W]):
             yield place.fill()
 
     def close(self) -> None:
-        """End the idle workers; one that is out is ended by whoever has it."""
+        """End the idle workers. The thread that uses a busy one ends it."""
         self.closed = True
         idle: list[Place[W]] = []
         with contextlib.suppress(queue.Empty):
@@ -257,7 +260,7 @@ _lock = threading.Lock()
 
 
 def keep_pool(key: Hashable, make: Callable[[], P]) -> P:
-    """The pool of this process under that key: made on first use, closed at exit."""
+    """Return this process's pool for the key. Pools are made on first use and closed at exit."""
     with _lock:
         pool = _pools.get(key)
         if pool is None or pool.closed or pool.owner != os.getpid():  # after a fork the workers belong to the parent

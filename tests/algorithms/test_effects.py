@@ -29,10 +29,9 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig, Recipe, TeacherConfig
 from cohort.rewards.contract import Scored
 from cohort.training.build import EncodedData, make_stream
-from cohort.training.drawing import Collected
 from cohort.training.experience import Models
-from cohort.training.judging import penalize_overlong
 from cohort.training.objective import compares_pairs, needs_critic, pushes_on_all_tokens, token_loss, weigh_tokens
+from cohort.training.rollouts import Collected, penalize_overlong
 from cohort.types import Prompt, Rollout
 from conftest import collect_batch, gradients, rollout, tiny_policy
 

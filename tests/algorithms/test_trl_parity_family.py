@@ -22,8 +22,8 @@ from cohort.model.examples import Example, make_examples
 from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import TeacherConfig
+from cohort.training.credit import score_with_teacher
 from cohort.training.experience import Credit
-from cohort.training.teaching import hear_teacher
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import gradients, ragged_examples, relative_difference, tiny_policy
 from trl_bench import (
@@ -393,7 +393,7 @@ def test_distillation_on_sampled_tokens_is_that_of_trl(mismatch, coef):
         replace(example, advantages_T=torch.zeros_like(example.advantages_T), sampling_logprobs_T=row_T.float().double())
         for example, row_T in zip(*engine_scores(policy, mismatch), strict=True)
     ]
-    taught = hear_teacher(Teacher(other, TeacherConfig(source="elsewhere", coef=coef)), examples, 25).add_to(examples)
+    taught = score_with_teacher(Teacher(other, TeacherConfig(source="elsewhere", coef=coef)), examples, 25).add_to(examples)
     loss, ours = our_loss_and_gradients(policy, taught, name="opd")
 
     width = max(len(example.completion_ids) for example in examples)

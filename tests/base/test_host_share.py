@@ -34,9 +34,9 @@ from cohort.observe.monitors.jsonl import JsonlMonitor
 from cohort.observe.rollouts import append_rows
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe
-from cohort.training.drawing import Collected, count_verdicts, group_rollouts
 from cohort.training.experience import Models, average_advantages, measure_advantages
-from cohort.training.recording import record_tokens
+from cohort.training.rollouts import Collected, count_verdicts, group_rollouts
+from cohort.training.stages import record_tokens
 from cohort.training.state import TrainState
 from cohort.training.updates import Measured, TokenValues
 from cohort.types import Completion, Outcome, Prompt, Rollout
@@ -189,8 +189,8 @@ def test_rollouts_come_back_from_the_file_as_they_were(work: Work, tmp_path: Pat
             "success": one.outcome.success,
             "length": one.completion.length,
             "extracted": one.outcome.answer,
-            "gold": one.prompt.gold,
-            "answer": one.prompt.gold,
+            "reference_answer": one.prompt.reference_answer,
+            "answer": one.prompt.reference_answer,
             "advantage": 0.25 * place,
             "faults": list(one.outcome.faults),
             "steps": json.dumps([list(step) for step in one.outcome.steps]),

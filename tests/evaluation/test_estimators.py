@@ -47,13 +47,13 @@ def test_pass_at_k_is_unbiased_where_the_plug_in_is_not():
 
 
 @pytest.mark.parametrize(("correct", "total", "k"), [(3, 2, 1), (-1, 2, 1), (1, 2, 3), (1, 2, 0)])
-def test_pass_at_k_refuses_nonsense(correct, total, k):
+def test_pass_at_k_refuses_invalid_numbers(correct, total, k):
     with pytest.raises(ValueError, match="must be between"):
         pass_at_k(correct, total, k)
 
 
 def vote(answers, successes):
-    """The slow twin: one vote, fractional credit on ties."""
+    """The reference implementation: one vote, fractional credit for ties."""
     counts = Counter(a for a in answers if a is not None)
     if not counts:
         return 0.0
@@ -121,7 +121,7 @@ def test_an_interval_of_equal_values_is_not_a_point():
     assert bootstrap_interval([0.5] * 5, 200, seed=0, bounds=None) == (0.5, 0.5)  # nothing is known of what was not seen
 
 
-def test_estimate_of_nothing_is_null_with_a_reason():
+def test_estimate_of_no_problems_is_none_with_a_reason():
     nothing = estimate([], 100, 0)
     assert nothing.value is None
     assert "no problem" in nothing.to_json()["reason"]
@@ -173,7 +173,7 @@ def test_equal_differences_give_the_interval_that_so_few_problems_allow():
 
 @pytest.mark.parametrize("n", [1, 2, 5])
 def test_fewer_than_six_problems_have_no_interval_and_never_rise(n):
-    """Two problems that went from 68.8 % to 87.5 % were once said to have risen, with an interval of its own."""
+    """Two problems that go from 68.8 % to 87.5 % must not be reported as a rise."""
     up = paired_test([0] * n, [1] * n, seed=0)
     assert (up.low, up.high, up.difference, up.p_value, up.verdict) == (None, None, 1.0, 2 / 2**n, "no clear change")
     words = f"{n} problem{' is' if n == 1 else 's are'} too few for an interval; it takes 6"
@@ -192,8 +192,8 @@ def test_a_change_is_named_where_test_and_interval_agree():
     lost = paired_test([0] * 7 + [1], [1] * 6 + [0] * 2, seed=0)  # six up, one down: sums of +-7, +-5 are as far as 5
     assert (lost.p_value, lost.verdict) == (2 * (1 + 7) / 2**7, "no clear change")
     assert PairedDifference.from_json(json.loads(json.dumps(six.to_json()))) == six
-    assert PairedDifference(0.1, 0.01, 0.2, 0.06, 50).verdict == "no clear change"  # the test does not say so
-    assert PairedDifference(0.1, -0.01, 0.2, 0.04, 50).verdict == "no clear change"  # the interval does not
+    assert PairedDifference(0.1, 0.01, 0.2, 0.06, 50).verdict == "no clear change"  # the test disagrees
+    assert PairedDifference(0.1, -0.01, 0.2, 0.04, 50).verdict == "no clear change"  # the interval disagrees
     assert six.sureness.startswith("95 % interval +")
     assert six.sureness.endswith(", paired over 8 problems, p = 0.031")
 

@@ -98,7 +98,7 @@ def test_values_by_hand():
     assert found.metrics()["eval/held_out/truncated"] == 1 / 16
 
 
-def test_unscored_completions_are_out_of_both_sides_and_counted():
+def test_unscored_completions_are_left_out_and_counted():
     found = run({"s": ["7 ? 8 ?", "7 7 7 8", "? ? ? ?"]})
     numbers = found.sets["s"]
     assert numbers["pass@1"].value == pytest.approx((0.5 + 0.75) / 2)
@@ -116,7 +116,7 @@ def test_maj_is_null_with_a_reason_without_extracted_answers():
     assert run({"s": ["- - - -"]}).sets["s"]["maj@4"].value == 0.0
 
 
-def test_maj_at_8_is_there_when_more_were_drawn():
+def test_maj_at_8_is_estimated_from_more_samples():
     texts = [" ".join(["7"] * 9 + ["8"] * 7)]
     numbers = run({"s": texts}, sampling=Sampling(16, 1.0, 8, (2,))).sets["s"]
     assert numbers["maj@16"].value == 1.0
@@ -150,15 +150,15 @@ def test_all_sets_and_the_greedy_completions_are_one_call_of_the_engine():
 
 
 def draws_of(names, **others):
-    """Set "s" -> the draws of its problems, where the others are evaluated beside it."""
+    """Set "s" -> the draws of its problems, when evaluated together with the other sets."""
     engine, prompts = ScriptedEngine(), {"s": make_prompts(["7 7 7 7"] * len(names), names)}
     prompts = {**{name: make_prompts(["7 7 7 7"] * len(of), of) for name, of in others.items()}, **prompts}
     evaluate(engine, prompts, dict.fromkeys(prompts, Verifier()), sampling=SAMPLING, seed=3, resamples=100)
     return [request.draw for request in engine.calls[0][2][-5 * len(names) :: 5]]
 
 
-def test_noise_follows_the_content_of_a_problem_and_not_its_row():
-    """Neither the order of the rows nor other sets change it. Copies of a problem have noises of their own."""
+def test_noise_depends_on_the_content_of_a_problem_and_not_its_row():
+    """It does not depend on the order of rows or on other sets. Each copy of a problem has its own noise."""
     draws = dict(zip("abcd", draws_of(["a", "b", "c", "d"]), strict=True))
     assert len(set(draws.values())) == 4
     assert draws_of(["d", "b", " a\n"]) == [draws["d"], draws["b"], draws["a"]]
@@ -196,7 +196,7 @@ def test_compare_pairs_problem_by_problem():
     assert compare(before, run({"other": ["7 7 7 7"]})) == {}
 
 
-def test_compare_knows_a_problem_by_its_content_and_not_by_its_row():
+def test_compare_matches_problems_by_content_and_not_by_row():
     """Two runs with different seeds: row 0 of one is not row 0 of the other."""
     before = run({"s": ["8 8 8 8"] * 4}, names=["a", "b", "c", "d"])
     assert compare(before, run({"s": ["7 7 7 7"] * 4}, names=["e", "f", "g", "h"])) == {}
@@ -205,7 +205,7 @@ def test_compare_knows_a_problem_by_its_content_and_not_by_its_row():
     assert (change.problems, change.difference) == (2, 0.5)
 
 
-def test_a_problem_is_its_question_and_its_gold_answer():
+def test_a_problem_is_its_question_and_its_reference_answer():
     key = make_problem_key(Prompt(0, "1+1=", {"answer": "2", "note": "x"}, (1,)))
     assert re.fullmatch("[0-9a-f]{16}", key)
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1="}]

@@ -16,7 +16,7 @@ from cohort.algorithms.named import find_named
 from cohort.errors import InvariantError
 from cohort.model.examples import Example, Examples, join_examples, make_examples
 from cohort.model.packing import Layouts, MicroBatch, pack, plan_minibatches
-from cohort.training.credit import lay_on_completions, lay_on_tokens
+from cohort.training.credit import broadcast_to_tokens, scatter_to_tokens
 from cohort.training.experience import average_advantages, mark_fresh, select_whole_pairs
 from cohort.types import Completion, Outcome, Prompt, Rollout
 
@@ -175,7 +175,7 @@ def test_credit_laid_on_arrays_is_laid_on_single_examples(rollouts, seed):
     arrays = join_examples(singles)
     advantages_N = torch.randn(len(rollouts), generator=generator, dtype=torch.float64)
     laid = [torch.full_like(one.advantages_T, float(advantages_N[one.rollout])) for one in singles]
-    found = lay_on_completions(advantages_N.view(-1, GROUP), arrays)
+    found = broadcast_to_tokens(advantages_N.view(-1, GROUP), arrays)
     check_same(found, [replace(one, advantages_T=own_T) for one, own_T in zip(singles, laid, strict=True)])
 
     rows = arrays.select(np.flatnonzero(arrays.trained_N).tolist())
@@ -188,7 +188,7 @@ def test_credit_laid_on_arrays_is_laid_on_single_examples(rollouts, seed):
         one if one.returns_T is not None else replace(one, returns_T=torch.zeros(len(one.completion_ids)))
         for one in expected.values()
     ]
-    check_same(lay_on_tokens(TokenCredit(vectors, returns), rows, arrays, find_named("advantage", "gae")), whole)
+    check_same(scatter_to_tokens(TokenCredit(vectors, returns), rows, arrays, find_named("advantage", "gae")), whole)
 
 
 def spread(values: torch.Tensor, example: Example) -> torch.Tensor:

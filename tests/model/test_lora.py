@@ -31,7 +31,8 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
 from cohort.recipe.values import Materials
-from cohort.training import build, checkpoint, training_parts
+from cohort.training import build, checkpoint
+from cohort.training import run as training_run
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
 from session_tools import FAST, bits, digit_share, prove_others, rows_of, summary_of, tiny, train_tiny, without_timing
 from test_session import run_with
@@ -518,18 +519,18 @@ def test_a_few_steps_raise_the_reward(tmp_path, base):
 def test_the_reference_is_the_adapter_the_run_started_from_and_not_the_base_below_it(tmp_path, base, sft, monkeypatch):
     """KL exactly 0 before the first update, from a start that differs from the base; and again after a resume."""
     seen: list[Policy] = []
-    original = training_parts.find_start
+    original = training_run.find_start
 
     def watched(*arguments: Any) -> Policy:
         seen.append(original(*arguments))
         return seen[-1]
 
-    monkeypatch.setattr(training_parts, "find_start", watched)
+    monkeypatch.setattr(training_run, "find_start", watched)
     stop_after(monkeypatch, "finish_step", 1)
     settings = {**FAST, **adapted(base), "model.lora.adapter": str(sft), "algorithm.kl_coef": 0.04, "train.num_steps": 2}
     assert train_tiny(tmp_path, **settings).status == "interrupted"
     monkeypatch.undo()
-    monkeypatch.setattr(training_parts, "find_start", watched)
+    monkeypatch.setattr(training_run, "find_start", watched)
     assert session.resume(tmp_path / "run").status == "finished"
     rows = rows_of(tmp_path / "run")
     assert [row["loss/kl"] == 0.0 for row in rows] == [True, False]
@@ -616,7 +617,7 @@ def test_a_base_that_changed_is_refused_on_resume(tmp_path, monkeypatch, base):
     with torch.no_grad():
         model.model.layers[0].mlp.up_proj.weight.mul_(1.01)
     model.save_pretrained(mine)
-    with pytest.raises(RunError, match="is not the one the run was started with"):
+    with pytest.raises(RunError, match="has changed since the run was started"):
         session.resume(tmp_path / "run")
 
 

@@ -80,7 +80,7 @@ SHARED = {
     "share": 0.83,
     "share_failed": 0.02,
     "prompts": 14,
-    "golds": 12,
+    "references": 12,
 }
 
 TRIGGERS = [
@@ -435,7 +435,7 @@ def test_a_run_whose_reward_returns_none_ends_with_that_finding(tmp_path):
     settings = {"cold_start.num_steps": 0, "evaluation.samples": 0, "train.num_steps": 5, "train.minibatches_per_step": 1}
     rewards = [{"function": "python:silent", "name": "silent"}]
     recipe = tiny(tmp_path, **settings, **{"sampling.max_completion_tokens": 12, "rewards": rewards})
-    with pytest.raises(RewardError, match="not one completion of the first"):
+    with pytest.raises(RewardError, match="no completion of the first"):
         session.start(recipe, Materials(None, {"python:silent": silent}))
     rows = rows_of(tmp_path / "run")
     found = {key for key in keys(rows, recipe) if not key.startswith("slow_")}  # how long a step takes is the machine's doing

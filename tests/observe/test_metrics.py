@@ -45,7 +45,7 @@ def test_every_row_is_filled_in():
 
 def test_a_row_says_how_its_values_are_merged():
     """Two optimizer steps of one step, two rounds of 3 prompts and 1: by hand. What no row explains is averaged."""
-    from cohort.training.drawing import merge_metrics
+    from cohort.training.rollouts import merge_metrics
     from cohort.training.updates import merge_update_metrics
 
     assert {metric.reduce for metric in METRICS} == {"mean", *REDUCTIONS}

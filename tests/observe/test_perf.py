@@ -26,7 +26,7 @@ from cohort.observe.perf import (
     make_time_metrics,
     measure_stages,
 )
-from cohort.training.drawing import merge_metrics
+from cohort.training.rollouts import merge_metrics
 from conftest import tiny_policy
 from session_tools import rows_of, train_tiny
 

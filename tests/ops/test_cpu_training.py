@@ -1,4 +1,4 @@
-"""Compiled training on a CPU: its operations against their twins, attention against autograd in float64, whole models against
+"""Compiled training on a CPU: its operations against their references, attention against autograd in float64, whole models against
 the modules of transformers, and runs on it."""
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cohort.ops.fused import building, cpu_training, native
 from cohort.ops.fused.cpu import intra_op_threads
 from cohort.ops.fused.cpu_training import NativeOperations
 from cohort.ops.fused.family import fuse
-from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
+from cohort.ops.fused.functions import Heads, NormInputs, Rotary, TorchOperations
 from cohort.ops.fused.training import FusedBackbone, prefill
 from cohort.ops.layout import Layout, lay_out
 from cohort.ops.packed_attention import attend
@@ -135,10 +135,10 @@ def test_structures_are_read_from_the_sources() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_delta", [True, False])
-def test_norms_forward_have_the_bits_of_the_twin(rows: int, width: int, with_delta: bool) -> None:
+def test_norms_forward_have_the_bits_of_the_reference(rows: int, width: int, with_delta: bool) -> None:
     operations = load(width=width)
     hidden, delta, weight = 3 * noise(rows, width), noise(rows, width, seed=1) if with_delta else None, noise(width)
-    expected = Twins.add_norm_forward(hidden, delta, weight, EPSILON)
+    expected = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
     assert_same(operations.add_norm_forward(hidden, delta, weight, EPSILON), expected)
     delta = None if delta is None else apart(delta)
     assert_same(operations.add_norm_forward(apart(hidden), delta, weight, EPSILON), expected)
@@ -150,14 +150,16 @@ def test_norms_forward_have_the_bits_of_the_twin(rows: int, width: int, with_del
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_total", [True, False])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True), (False, False)])
-def test_gradients_of_norms_are_those_of_the_twin(rows: int, width: int, with_total: bool, wanted: tuple[bool, bool]) -> None:
+def test_gradients_of_norms_are_those_of_the_reference(
+    rows: int, width: int, with_total: bool, wanted: tuple[bool, bool]
+) -> None:
     operations = load(width=width)
     total, weight = 3 * noise(rows, width), noise(width)
     inverse = torch.rsqrt(total.pow(2).mean(-1) + EPSILON)
     d_normed, d_total = noise(rows, width, seed=1), noise(rows, width, seed=2) if with_total else None
     given, inputs = [d_normed, d_total], NormInputs(total, inverse, weight)
     found = operations.add_norm_backward(*given, inputs, *wanted)
-    twin = Twins.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
+    twin = TorchOperations.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
     assert_close(found, twin)
     strided = [None if part is None else apart(part) for part in given]
     assert_same(operations.add_norm_backward(*strided, inputs, *wanted), found)
@@ -170,50 +172,50 @@ def turns(rows: int, dim: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("dim", "group"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_rotations_have_the_bits_of_the_twin_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
+def test_rotations_have_the_bits_of_the_reference_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
     operations, heads = load(dim, group), Heads(2 * group, 2, dim)
     qkv, angles = noise(rows, heads.width), turns(rows, dim)
     rotary = Rotary(*angles, heads)
     query, key, value = operations.rotary_forward(qkv, rotary)
     assert value.data_ptr() == heads.values(qkv).data_ptr(), "values are a view"
-    assert_same((query, key, value), Twins.rotary_forward(qkv, rotary))
+    assert_same((query, key, value), TorchOperations.rotary_forward(qkv, rotary))
     assert_same(operations.rotary_forward(apart(qkv), Rotary(*map(apart, angles), heads)), (query, key, value))
 
     gradients = [noise(*part.shape, seed=1) for part in (query, key, value)]
     for want_bias in (True, False):
         found = operations.rotary_backward(gradients, None, rotary, want_bias, False)
         exact = [in_float64(gradient) for gradient in gradients]
-        twin = Twins.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
+        twin = TorchOperations.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
         assert_close(found, twin)
         strided = [apart(gradient) for gradient in gradients]
         assert_same(operations.rotary_backward(strided, None, rotary, want_bias, False), found)
 
 
-def test_norms_of_heads_are_the_twins() -> None:
+def test_norms_of_heads_use_torch() -> None:
     operations, heads = load(16, 2), Heads(4, 2, 16)
     qkv, rotary = noise(33, heads.width), Rotary(*turns(33, 16), heads, noise(16), noise(16, seed=1), EPSILON)
     outputs = operations.rotary_forward(qkv, rotary)
-    assert_same(outputs, Twins.rotary_forward(qkv, rotary))
+    assert_same(outputs, TorchOperations.rotary_forward(qkv, rotary))
     gradients = [noise(*part.shape, seed=2) for part in outputs]
     found = operations.rotary_backward(gradients, qkv, rotary, True, True)
-    assert_same(found, Twins.rotary_backward(gradients, qkv, rotary, True, True))
+    assert_same(found, TorchOperations.rotary_backward(gradients, qkv, rotary, True, True))
     assert found[2] is not None
     assert found[3] is not None
 
 
 @pytest.mark.parametrize("width", [3, 16, 20, 33, 64, 100])
 @pytest.mark.parametrize("rows", ROWS)
-def test_swiglu_has_the_bits_of_silu_and_gradients_the_numbers_of_the_twin(rows: int, width: int) -> None:
+def test_swiglu_has_the_bits_of_silu_and_gradients_the_numbers_of_the_reference(rows: int, width: int) -> None:
     """Bits of silu as the modules take it, of whole tensors: of a strided row that is not full, PyTorch's has others."""
     operations = load()
     gate_up, d_activation = 4 * noise(rows, 2 * width), noise(rows, width)
     gate, up = gate_up.chunk(2, dim=1)
     assert torch.equal(operations.swiglu_forward(gate_up), F.silu(gate.contiguous()) * up)
     if width % 32 == 0:
-        assert torch.equal(operations.swiglu_forward(gate_up), Twins.swiglu_forward(gate_up))
+        assert torch.equal(operations.swiglu_forward(gate_up), TorchOperations.swiglu_forward(gate_up))
     for wanted in (True, False):
         found = operations.swiglu_backward(d_activation, gate_up, wanted)
-        assert_close(found, Twins.swiglu_backward(d_activation.double(), gate_up.double(), wanted))
+        assert_close(found, TorchOperations.swiglu_backward(d_activation.double(), gate_up.double(), wanted))
         assert_same(operations.swiglu_backward(apart(d_activation), apart(gate_up), wanted), found)
 
 
@@ -223,7 +225,7 @@ def test_swiglu_of_extreme_gates() -> None:
     gate = torch.tensor([sign * size for size in sizes for sign in (1, -1)])
     gate_up, ones = torch.stack([gate, torch.ones_like(gate)], 1), torch.ones(len(gate), 1)
     found, activation = load().swiglu_backward(ones, gate_up, True)
-    expected, expected_activation = Twins.swiglu_backward(ones.double(), gate_up.double(), True)
+    expected, expected_activation = TorchOperations.swiglu_backward(ones.double(), gate_up.double(), True)
     assert activation is not None
     assert expected_activation is not None
     assert torch.allclose(found.double(), expected, rtol=1e-6, atol=1e-35)
@@ -522,8 +524,8 @@ def test_a_wide_residual_stream_fits_on_the_stack_of_a_thread() -> None:
     with intra_op_threads(3):
         _, normed, inverse = operations.add_norm_forward(hidden, None, weight, EPSILON)
         found = operations.add_norm_backward(hidden, None, NormInputs(hidden, inverse, weight), True, True)
-    assert relative_difference(normed, Twins.add_norm_forward(hidden, None, weight, EPSILON)[1]) <= CLOSE
-    expected = Twins.add_norm_backward(
+    assert relative_difference(normed, TorchOperations.add_norm_forward(hidden, None, weight, EPSILON)[1]) <= CLOSE
+    expected = TorchOperations.add_norm_backward(
         hidden.double(), None, NormInputs(*map(in_float64, (hidden, inverse, weight))), True, True
     )
     assert found[0].shape == (rows, width)
@@ -739,7 +741,7 @@ def test_smaller_registers_change_no_bit_of_the_forward(march: str, dim: int, gr
     for name in ("ragged", "prompts"):
         check_attention(operations, LAYOUTS[name], dim, group)
     hidden, weight = noise(33, 40), noise(40)
-    expected = Twins.add_norm_forward(hidden, None, weight, EPSILON)
+    expected = TorchOperations.add_norm_forward(hidden, None, weight, EPSILON)
     assert_same(operations.add_norm_forward(hidden, None, weight, EPSILON), expected)
 
 

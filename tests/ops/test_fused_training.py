@@ -126,13 +126,13 @@ def test_swiglu_down() -> None:
 def test_only_parameters_that_need_a_gradient_get_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """One part of a fused weight frozen, then all parts, then all but the parts: what is left is as before, and nothing more."""
     calls: list[tuple[bool, bool]] = []
-    backward = functions.Twins.add_norm_backward
+    backward = functions.TorchOperations.add_norm_backward
 
     def counted(*arguments: Any) -> Any:
         calls.append(arguments[-2:])
         return backward(*arguments)
 
-    monkeypatch.setattr(functions.Twins, "add_norm_backward", staticmethod(counted))
+    monkeypatch.setattr(functions.TorchOperations, "add_norm_backward", staticmethod(counted))
     whole = random(12, WIDTH, seed=3)
 
     def gradients(frozen: Sequence[int]) -> list[Tensor | None]:

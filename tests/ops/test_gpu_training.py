@@ -1,4 +1,4 @@
-"""The training kernels, compiled, against their twins on the same GPU, at the shapes of real models."""
+"""The training kernels, compiled, against their references on the same GPU, at the shapes of real models."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import Tensor
 from cohort.model import lora
 from cohort.ops.fused import functions
 from cohort.ops.fused.family import Projection, fuse
-from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, Twins
+from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, TorchOperations
 from cohort.ops.fused.training import hidden_states
 
 pytestmark = [
@@ -57,7 +57,7 @@ def assert_close(kernel: Tensor | None, twin: Tensor | None, dtype: torch.dtype)
 def compare(name: str, arguments: Callable[[], tuple[Any, ...]], dtype: torch.dtype) -> None:
     """Arguments are made twice, because kernels may use the memory of some again; the kernel runs twice, for the same bits."""
     found, again = getattr(kernels(), name)(*arguments()), getattr(kernels(), name)(*arguments())
-    expected = getattr(Twins, name)(*arguments())
+    expected = getattr(TorchOperations, name)(*arguments())
     if isinstance(expected, Tensor):
         found, again, expected = (found,), (again,), (expected,)
     for ours, repeated, theirs in zip(found, again, expected, strict=True):
@@ -73,7 +73,7 @@ def test_add_norm(shape: str, dtype: torch.dtype) -> None:
     weight = random(width, seed=4, dtype=dtype, around=1.0, spread=0.3)
     compare("add_norm_forward", lambda: (hidden, delta, weight, EPSILON), dtype)
     compare("add_norm_forward", lambda: (hidden, None, weight, EPSILON), dtype)
-    total, _, inverse = Twins.add_norm_forward(hidden, delta, weight, EPSILON)
+    total, _, inverse = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
     inputs = NormInputs(total, inverse, weight)
     compare("add_norm_backward", lambda: (d_normed, d_total, inputs, True, True), dtype)
     compare("add_norm_backward", lambda: (d_normed, None, inputs, False, False), dtype)

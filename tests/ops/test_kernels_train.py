@@ -1,4 +1,4 @@
-"""The training kernels under Triton's interpreter, on the CPU, against their twins in plain torch."""
+"""The training kernels under Triton's interpreter, on the CPU, against plain torch."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import Tensor
 import interpreter  # noqa: F401 -- repairs it
 from cohort.ops.fused import functions, kernels_train
 from cohort.ops.fused.family import Projection
-from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, Twins
+from cohort.ops.fused.functions import Heads, Norm, NormInputs, Rotary, TorchOperations
 
 INTERPRETED = type(tl.sum).__name__ == "InterpretedFunction"
 needs_interpreter = pytest.mark.skipif(not INTERPRETED, reason="run by the last test, in a process of its own")
@@ -55,7 +55,7 @@ def test_add_norm_forward(dtype: torch.dtype, with_delta: bool) -> None:
     hidden, weight = random(TOKENS, WIDTH, seed=0, dtype=dtype), random(WIDTH, seed=1, dtype=dtype, around=1.0)
     delta = random(TOKENS, WIDTH, seed=2, dtype=dtype) if with_delta else None
     kernel = kernels_train.add_norm_forward(hidden, delta, weight, EPSILON)
-    twin = Twins.add_norm_forward(hidden, delta, weight, EPSILON)
+    twin = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
     for ours, theirs in zip(kernel, twin, strict=True):
         assert_close(ours, theirs, dtype)
     if dtype == torch.float32:
@@ -69,11 +69,11 @@ def test_add_norm_forward(dtype: torch.dtype, with_delta: bool) -> None:
 )
 def test_add_norm_backward(dtype: torch.dtype, residual: bool, want_normed: bool, want_weight: bool) -> None:
     hidden, weight = random(TOKENS, WIDTH, seed=0, dtype=dtype), random(WIDTH, seed=1, dtype=dtype, around=1.0)
-    total, normed, inverse = Twins.add_norm_forward(hidden, None, weight, EPSILON)
+    total, normed, inverse = TorchOperations.add_norm_forward(hidden, None, weight, EPSILON)
     d_normed = random(TOKENS, WIDTH, seed=2, dtype=dtype)
     d_total = random(TOKENS, WIDTH, seed=3, dtype=dtype) if residual else None
     arguments = (d_normed, d_total, NormInputs(total, inverse, weight), want_normed, want_weight)
-    kernel, twin = kernels_train.add_norm_backward(*arguments), Twins.add_norm_backward(*arguments)
+    kernel, twin = kernels_train.add_norm_backward(*arguments), TorchOperations.add_norm_backward(*arguments)
     for ours, theirs in zip(kernel, twin, strict=True):
         assert_close(ours, theirs, dtype)
     if want_normed:
@@ -90,7 +90,7 @@ def test_rotary(dtype: torch.dtype, heads: Heads, has_norm: bool) -> None:
     norms = tuple(random(heads.dim, seed=seed, dtype=dtype, around=1.0) if has_norm else None for seed in (1, 2))
     rotary = Rotary(*angles(tokens, heads.dim), heads, *norms, EPSILON)
     kept = qkv.clone()
-    twin = Twins.rotary_forward(qkv, rotary)
+    twin = TorchOperations.rotary_forward(qkv, rotary)
     kernel = kernels_train.rotary_forward(qkv, rotary)
     for ours, theirs in zip(kernel, twin, strict=True):
         assert_close(ours, theirs, dtype)
@@ -100,7 +100,9 @@ def test_rotary(dtype: torch.dtype, heads: Heads, has_norm: bool) -> None:
     d_query = random(tokens, heads.query, 2 * heads.dim, seed=3, dtype=dtype)[:, :, : heads.dim]
     d_key, d_value = (random(heads.kv, tokens, heads.dim, seed=seed, dtype=dtype).transpose(0, 1) for seed in (4, 5))
     arguments = ((d_query, d_key, d_value), kept if has_norm else None, rotary, True, has_norm)
-    for ours, theirs in zip(kernels_train.rotary_backward(*arguments), Twins.rotary_backward(*arguments), strict=True):
+    for ours, theirs in zip(
+        kernels_train.rotary_backward(*arguments), TorchOperations.rotary_backward(*arguments), strict=True
+    ):
         assert_close(ours, theirs, dtype)
 
 
@@ -111,10 +113,10 @@ def test_rotary(dtype: torch.dtype, heads: Heads, has_norm: bool) -> None:
 def test_swiglu(dtype: torch.dtype, columns: int) -> None:
     gate_up, gradient = random(7, 2 * columns, seed=0, dtype=dtype), random(7, columns, seed=1, dtype=dtype)
     gate_up[0, :4] = torch.tensor([100.0, -100.0, 0.0, -20.0])
-    assert_close(kernels_train.swiglu_forward(gate_up), Twins.swiglu_forward(gate_up), dtype)
+    assert_close(kernels_train.swiglu_forward(gate_up), TorchOperations.swiglu_forward(gate_up), dtype)
     for want_activation in (False, True):
         kernel = kernels_train.swiglu_backward(gradient.clone(), gate_up, want_activation)
-        for ours, theirs in zip(kernel, Twins.swiglu_backward(gradient, gate_up, want_activation), strict=True):
+        for ours, theirs in zip(kernel, TorchOperations.swiglu_backward(gradient, gate_up, want_activation), strict=True):
             assert_close(ours, theirs, dtype)
 
 
@@ -130,7 +132,7 @@ def test_no_tokens() -> None:
 
 @needs_interpreter
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_blocks_of_a_layer_give_the_gradients_of_their_twins(has_norm: bool) -> None:
+def test_blocks_of_a_layer_give_the_gradients_of_the_reference(has_norm: bool) -> None:
     """The autograd functions on kernels against the same functions on twins: the wiring, and memory that is used again."""
     heads = Heads(5, 2, 8)  # 72 columns
     cosine, sine = angles(TOKENS, heads.dim)

@@ -19,7 +19,7 @@ from ranks_tools import find_free_port, hash_weights, make_environment, run_rank
 from safetensors.torch import load_file
 
 from cohort.base.world import ALONE
-from cohort.training import agreement
+from cohort.training import launch
 from session_tools import ForkServer, Trap, differences, fork_server, rows_of, train_tiny, write_recipe
 
 LEAST = 12
@@ -270,11 +270,11 @@ def test_a_plain_run_knows_nothing_of_ranks(plain):
 
 
 def test_other_threads_are_warned_of():
-    [warning] = agreement.describe_ranks(ALONE, "cpu", 2, True, 1)
-    assert warning.startswith("warning: the run was started with 1 thread a rank and goes on with 2")
+    [warning] = launch.describe_ranks(ALONE, "cpu", 2, True, 1)
+    assert warning.startswith("warning: the run was started with 1 thread per rank and resumes with 2")
     assert "OMP_NUM_THREADS=1" in warning
-    assert not list(agreement.describe_ranks(ALONE, "cpu", 2, True, 2))
-    assert not list(agreement.describe_ranks(ALONE, "cpu", 2, False, 1))
+    assert not list(launch.describe_ranks(ALONE, "cpu", 2, True, 2))
+    assert not list(launch.describe_ranks(ALONE, "cpu", 2, False, 1))
 
 
 @pytest.mark.parametrize("command", ["evaluate", "export", "compare", "algorithms", "audit", "look", "report", "recipes"])

@@ -23,7 +23,7 @@ from torchrun_tools import RankTrap, start_torchrun, torchrun_server
 from cohort.base.processes import children_of
 from cohort.base.world import ALONE
 from cohort.errors import RankError
-from cohort.training import agreement
+from cohort.training import launch
 from session_tools import ONE_THREAD, Child, ForkServer, fork_server, leftovers, rows_of, summary_of, write_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -130,7 +130,7 @@ def test_ranks_that_are_killed_twice_in_a_row(
     first: str, server: ForkServer, recipe: Path, expected: str, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    target = STAGES.get(first, ("cohort.training.agreement:claim_folder", 1))
+    target = STAGES.get(first, ("cohort.training.launch:claim_folder", 1))
     traps = {0: [RankTrap(*target)], 1: [RankTrap("cohort.parallel.ranks:fill_buckets", 2, life=1)]}
     child = train(server, recipe, run, options=["--max-restarts", "2"], traps=traps)
     assert child.wait() == 0, child.output
@@ -236,7 +236,7 @@ def test_a_signal_to_one_rank_saves_once_and_ends_all(
     traps = {0: [RankTrap(*STAGES["rollout"], do="sleep 600")], 1: [RankTrap(*STAGES["rollout"], signal=number)]}
     child = train(server, recipe, run, "monitors.console=true", traps=traps)
     assert child.wait() == 1, child.output
-    assert f"{number.name} on rank 1: saved. Go on with: cohort resume" in child.output
+    assert f"{number.name} on rank 1: saved. Resume with: cohort resume" in child.output
     assert child.output.count(": saved.") == 1
     assert "exitcode  : 130" in child.output
     assert summary_of(run)["status"] == "interrupted"
@@ -353,8 +353,8 @@ def test_ranks_that_are_not_alike_are_refused(server: ForkServer, recipe: Path, 
         "the starting weights is": "cohort.model.digest:sample_weights",
         "prompts and demonstrations is": "cohort.training.build:EncodedData.digest",
         "threads per rank": "torch:get_num_threads",
-        "torch is": "cohort.training.agreement:find_version",
-        "the code of cohort is": "cohort.training.agreement:digest_code",
+        "torch is": "cohort.training.launch:find_version",
+        "the code of cohort is": "cohort.training.launch:digest_code",
     }
     for words, target in differing.items():
         child = train(server, recipe, run, traps={1: [RankTrap(target, do="give another")]})
@@ -370,15 +370,15 @@ def test_ranks_that_do_not_come_are_counted(forks: ForkServer, recipe: Path, tmp
     launch = start_ranks(forks, 3, *words, env={2: {"MASTER_PORT": str(find_free_port())}})
     assert launch.wait(tell=False) == [1, 1, 1], launch.output
     first, _, third = (child.output for child in launch.ranks)
-    assert "only 2 of 3 ranks have come to 127.0.0.1:" in first
+    assert "only 2 of 3 ranks reached 127.0.0.1:" in first
     assert "rank 2 is missing" in first
-    assert "rank 2 of 3 cannot find the store of the ranks at 127.0.0.1:" in third
+    assert "rank 2 of 3 cannot reach the store of the ranks at 127.0.0.1:" in third
     assert list(tmp_path.iterdir()) == []
 
     launch = start_ranks(forks, 2, *words, env={1: {"WORLD_SIZE": "3"}})
     assert launch.wait(tell=False) == [1, 1], launch.output
-    assert "rank 0 was told WORLD_SIZE=2, and rank 1 WORLD_SIZE=3" in launch.output
-    for told, message in {"2": "RANK=2 with WORLD_SIZE=2", "first": "RANK=first in the environment is no number"}.items():
+    assert "rank 0 has WORLD_SIZE=2, but rank 1 has WORLD_SIZE=3" in launch.output
+    for told, message in {"2": "RANK=2 with WORLD_SIZE=2", "first": "RANK=first in the environment is not a number"}.items():
         launch = start_ranks(forks, 2, *words, env={1: {"RANK": told}})
         assert launch.wait(tell=False) == [1, 1], launch.output
         assert message in launch.ranks[1].output
@@ -388,15 +388,15 @@ def test_ranks_that_do_not_come_are_counted(forks: ForkServer, recipe: Path, tmp
 
 
 def test_processes_that_are_several_and_cannot_meet_do_not_train_alone(monkeypatch):
-    for name in agreement.LAUNCHED:
+    for name in launch.LAUNCHED:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("RANK", "0")
-    assert agreement.find_world(lambda: 5.0) is ALONE
+    assert launch.find_world(lambda: 5.0) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "1")
-    assert agreement.find_world(lambda: 5.0) is ALONE
+    assert launch.find_world(lambda: 5.0) is ALONE
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(RankError, match=r"WORLD_SIZE=2 .* MASTER_ADDR and MASTER_PORT are not set"):
-        agreement.find_world(lambda: 5.0)
+        launch.find_world(lambda: 5.0)
 
 
 @pytest.mark.prove

@@ -88,7 +88,7 @@ def test_a_run_that_goes_on_with_other_threads_is_warned(server):
     child = server.run(*train(server.folder, "stopped")[2:], traps=[stop])
     assert child.wait() == 130, child.output
     said = run([*launch("--standalone"), "-m", "cohort", "resume", str(server.folder / "stopped")], threads=2)
-    assert "warning: the run was started with 1 thread a rank and goes on with 2" in said
+    assert "warning: the run was started with 1 thread per rank and resumes with 2" in said
 
 
 def test_a_command_of_one_process_ends_at_once_under_torchrun(server):

@@ -1,4 +1,4 @@
-"""`cohort compare`: which runs it plans, how it runs and measures them, and what it prints. Most run folders are fabricated."""
+"""`cohort compare`: planned runs, running, results and output. Most run folders are fabricated."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_an_algorithm_is_its_preset_in_the_base_recipe_and_the_bases_own_algorit
     assert {one.optimizer.learning_rate for one in by_label.values()} == {3e-4}
 
 
-def test_choices_that_no_preset_names_belong_to_the_recipe_and_stay(tmp_path):
+def test_settings_that_no_preset_names_stay_as_in_the_recipe(tmp_path):
     tuned = write_recipe(tmp_path / "a.toml", **{"algorithm.std_ddof": 1, "algorithm.clip_high": 0.25})
     field = find_contenders(["grpo", "dapo", "algorithm.entropy_coef=0.01"], str(tuned))
     grpo, dapo = (contender.recipe.algorithm for contender in field.contenders)
@@ -66,7 +66,7 @@ def test_choices_that_no_preset_names_belong_to_the_recipe_and_stay(tmp_path):
     assert (dapo.std_ddof, dapo.clip_high, dapo.kl_coef, dapo.entropy_coef) == (1, 0.28, 0.0, 0.01)
 
 
-def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path, monkeypatch):
+def test_contenders_may_name_user_functions_with_arguments(tmp_path, monkeypatch):
     source = "def middle(rewards_PG, scored_PG, *, share=0.5):\n    return rewards_PG\n"
     (tmp_path / "contending.py").write_text(source)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -90,7 +90,7 @@ def test_contenders_may_name_functions_of_ones_own_with_their_arguments(tmp_path
         find_contenders(["bad=grpo:advantage=contending:middle,args.shares=1"], "")
 
 
-def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_noted(tmp_path):
+def test_the_first_of_several_recipes_is_the_base_and_another_model_is_noted(tmp_path):
     first = write_recipe(tmp_path / "one.toml")
     other = write_recipe(tmp_path / "two.toml", **{"model.scratch.num_layers": 3})
     alike = write_recipe(tmp_path / "three.toml", **{"optimizer.learning_rate": 5e-4})
@@ -124,12 +124,12 @@ def test_recipes_alone_have_the_first_as_base_and_one_with_another_model_is_note
         (["a/b=grpo"], "it names folders"),
     ],
 )
-def test_mistakes_are_refused_in_words(words, said):
+def test_mistakes_are_refused_with_a_message(words, said):
     with pytest.raises(CohortError, match=re.escape(said)):
         find_contenders(words, "")
 
 
-def test_a_contender_may_not_change_the_budget_and_the_word_is_named(tmp_path, recipe):
+def test_a_contender_may_not_change_the_budget(tmp_path, recipe):
     longer = write_recipe(tmp_path / "longer.toml", **{"train.num_steps": 6})
     with pytest.raises(RecipeError, match=r"contender 'longer': train.num_steps is 6, and 5 in the base recipe"):
         find_contenders(["grpo", str(longer)], recipe)
@@ -143,7 +143,7 @@ def test_a_contender_may_not_change_the_budget_and_the_word_is_named(tmp_path, r
 # -- plan --------------------------------------------------------------------------------------------------------------
 
 
-def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_kept(tmp_path, recipe):
+def test_one_cold_start_per_seed_is_shared_and_other_settings_are_kept(tmp_path, recipe):
     plan = plan_of(tmp_path, ["grpo", "dr_grpo"], recipe, (0, 3))
     assert [run.name for run in plan.starts] == ["start-seed-0", "start-seed-3"]
     assert [run.name for run in plan.runs] == ["grpo-seed-0", "dr_grpo-seed-0", "grpo-seed-3", "dr_grpo-seed-3"]
@@ -158,8 +158,7 @@ def test_one_cold_start_per_seed_is_shared_and_everything_else_of_the_recipe_is_
 
 
 def test_all_seeds_are_evaluated_on_the_problems_of_the_first(tmp_path, recipe, monkeypatch):
-    """The same split and the same drawn sets, whatever the seed; a seed that the recipe gives stays, and a user's function may
-    divide its rows by the seed, so there every seed keeps its own."""
+    """All seeds have the same split and sets. A problems_seed in the recipe stays; with a user's rows function every seed keeps its own."""
 
     def held_out(plan):
         from cohort.training.build import load_data
@@ -181,7 +180,7 @@ def test_all_seeds_are_evaluated_on_the_problems_of_the_first(tmp_path, recipe, 
     assert {run.recipe.evaluation.problems_seed for run in own.runs} == {-1}
 
 
-def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp_path, recipe):
+def test_nothing_is_shared_without_a_cold_start_or_with_another_model(tmp_path, recipe):
     plain = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
     assert plain.starts == ()
     assert {run.recipe.model.source for run in plain.runs} == {"scratch"}
@@ -191,7 +190,7 @@ def test_without_a_cold_start_and_with_a_model_of_ones_own_nothing_is_shared(tmp
     assert mixed.runs[1].recipe.cold_start.num_steps == 24
 
 
-def test_what_must_stand_in_the_rows_is_looked_up_before_anything_runs(tmp_path, recipe):
+def test_required_columns_are_checked_before_anything_runs(tmp_path, recipe):
     with pytest.raises(PromptError, match=r"contender dpo: .*no column 'chosen' .*algorithm.data = \"start\""):
         plan_of(tmp_path, ["grpo", "dpo"], recipe)
     with pytest.raises(PromptError, match=r"contender sft: .*no column 'solution' \(it has answer, demonstration\)"):
@@ -201,7 +200,7 @@ def test_what_must_stand_in_the_rows_is_looked_up_before_anything_runs(tmp_path,
     rows.write_text(json.dumps({"prompt": "1+1", "chosen": "2", "rejected": "3"}) + "\n")
     words = ["dpo", "cold_start.num_steps=0", "prompts.args={}"]
     assert len(plan_of(tmp_path, [*words, f"prompts.source={rows}"], recipe).runs) == 1
-    # The hub is not asked, and no code is called: the run itself says what is wrong.
+    # The hub and code are not read here: the run itself reports what is wrong.
     assert len(plan_of(tmp_path, [*words, "prompts.source=someone/pairs"], recipe).runs) == 1
     assert len(plan_of(tmp_path, [*words, "prompts.source=no.such.module:rows"], recipe).runs) == 1
 
@@ -211,7 +210,7 @@ def test_a_folder_holds_one_comparison(tmp_path, recipe):
     with pytest.raises(RunError, match="in use by another comparison"):
         open_output(plan_of(tmp_path, ["grpo", "dr_grpo"], recipe))
     held.close()
-    open_output(plan_of(tmp_path, ["grpo", "dr_grpo"], recipe)).close()  # the same again is welcome
+    open_output(plan_of(tmp_path, ["grpo", "dr_grpo"], recipe)).close()  # the same again is accepted
     for words, seeds, said in (
         (["grpo", "dr_grpo", "num_steps=9"], (0,), "contenders.grpo.recipe.train.num_steps is 5 there and 9 here"),
         (["grpo", "dr_grpo"], (0, 1), r"seeds is \[0\] there and \[0, 1\] here"),
@@ -250,7 +249,7 @@ def marks(count: int, problems: int) -> list[str]:
 
 
 def fabricate(folder: Path, *, before: int = 4, after: int, steps: int = 12, seed: int = 0, own: bool = False) -> None:
-    """A run folder in the real format: 8 problems with 4 samples, so pass@1 is after / 32. own: other problems in every seed."""
+    """Write a run folder: 8 problems with 4 samples, so pass@1 is after / 32. own: different problems in every seed."""
     folder.mkdir(parents=True)
     rows = [
         {
@@ -321,7 +320,7 @@ def test_the_summarys_peak_memory_is_preferred(tmp_path, recipe):
 
 
 def test_a_reward_model_costs_its_labels_and_fits_once_per_iteration(tmp_path, recipe):
-    """12 steps in 3 iterations, two of which took equally long; the values stand in every row of their iteration."""
+    """12 steps in 3 iterations, two of them with equal seconds; every row of an iteration has its values."""
     plan = fabricated_plan(tmp_path, recipe, {"grpo": [16], "dr_grpo": [20]})
     file = plan.folder("grpo-seed-0") / "metrics.jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
@@ -358,7 +357,7 @@ def test_over_seeds_and_paired_with_the_first(tmp_path, recipe):
 
 
 def test_seeds_with_different_problems_are_not_averaged(tmp_path, recipe):
-    """Means over seeds of different problems and a difference over problems once stood in one row, and contradicted each other."""
+    """Otherwise a row would hold means over different problems next to a paired difference that contradicts them."""
     comparison = read_results(fabricated_plan(tmp_path, recipe, {"grpo": [8, 16], "dr_grpo": [16, 28]}, own=True), {})
     first, second = comparison.contenders
     assert first.summarise_seeds("after", "pass@1") is second.summarise_seeds("before", "pass@1") is None
@@ -414,7 +413,7 @@ def test_a_failed_contender_has_its_reason_and_the_others_their_numbers(tmp_path
     assert "could not be written" not in page
 
 
-def test_differences_between_choices_leave_out_what_has_no_effect():
+def test_differences_leave_out_settings_without_effect():
     grpo, dr_grpo = list_used(read_preset("grpo")), list_used(read_preset("dr_grpo"))
     assert find_differing([grpo, dr_grpo]) == ["name", "advantage", "kl_coef", "kl_estimator", "kl_in", "aggregation"]
     assert find_differing([grpo, grpo | {"std_epsilon": 1e-4}]) == ["std_epsilon"]
@@ -423,7 +422,7 @@ def test_differences_between_choices_leave_out_what_has_no_effect():
     assert "gae_lambda" not in grpo
     assert "gamma" in list_used(read_preset("reinforce++"))
     assert {"reference_every", "reference_decay"} <= list_used(read_preset("dpo")).keys()
-    # Off and without use are the same: dpo has no mismatch weight and nothing to drop, which nobody needs to be told.
+    # Off and unused count as the same: dpo has no mismatch weight and nothing to drop.
     dpo = list_used(read_preset("dpo"))
     assert find_differing([grpo, dpo]) == [
         "name", "data", "advantage", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in", "aggregation"
@@ -441,7 +440,7 @@ def printed_table(comparison) -> str:
 
 
 def test_the_table_fits_100_columns_with_every_algorithm_and_wraps_nothing(tmp_path, recipe):
-    names = [name for name in PRESETS if name not in ("dpo", "sft", "opd")]  # which need rows or a teacher of their own
+    names = [name for name in PRESETS if name not in ("dpo", "sft", "opd")]  # which need other rows or a teacher
     plan = fabricated_plan(tmp_path, recipe, {name: [32 - place, 30] for place, name in enumerate(names)})
     printed = printed_table(read_results(plan, {}))
     rows = printed.splitlines()
@@ -490,7 +489,7 @@ def test_lines_keep_their_contenders_colour_where_another_has_no_curve(tmp_path,
     assert re.findall(r'<svg class="key (c\d)".*?</svg>(\w+)</span>', curves)[:2] == [("c0", "grpo"), ("c2", "gspo")]
 
 
-def test_a_average_curves_uses_only_steps_that_all_seeds_have():
+def test_average_curves_uses_only_steps_that_all_seeds_have():
     assert average_curves([[(1, 0.0), (2, 1.0), (3, 1.0)], [(1, 1.0), (2, 0.0)], []]) == [(1, 0.5), (2, 0.5)]
     assert average_curves([[], []]) == []
 
@@ -498,7 +497,7 @@ def test_a_average_curves_uses_only_steps_that_all_seeds_have():
 # -- cohort algorithms -------------------------------------------------------------------------------------------------
 
 
-def test_the_table_of_algorithms_says_what_each_is_made_of(capsys):
+def test_the_table_of_algorithms_lists_their_choices(capsys):
     assert list_cells(AlgorithmConfig(name="dapo")) == [
         "policy", "group_normalized", "clip 0.2/0.28", "token_mean", "no KL",
         "dynamic sampling, 3 more rounds at most, soft overlong penalty over the last 20%",
@@ -528,7 +527,7 @@ words = sys.argv[1:]
 
 @pytest.fixture
 def stub(tmp_path, monkeypatch):
-    """Children that do at once what a run would do in minutes: their script decides by the name of the run."""
+    """Children that end at once instead of training for minutes; a script decides by the name of the run."""
     script = tmp_path / "child.py"
 
     def install(body: str) -> None:
@@ -569,7 +568,7 @@ def test_one_failure_does_not_stop_the_others_and_finished_runs_are_not_run_agai
     assert order == ["train start-seed-0", "train grpo-seed-0", "train dapo-seed-0"]
     assert any(re.fullmatch(r"grpo-seed-0: finished in \d+ s, pass@1 25.0 % -> 50.0 %", line) for line in said)
     (plan.output / "order.txt").unlink()
-    (plan.folder("dapo-seed-0") / "metrics.jsonl").touch()  # it had begun: it goes on instead of starting anew
+    (plan.folder("dapo-seed-0") / "metrics.jsonl").touch()  # it had begun, so it is resumed
     said.clear()
     run_plan(plan, 1, said.append)
     assert (plan.output / "order.txt").read_text().splitlines() == ["resume dapo-seed-0"]
@@ -594,7 +593,7 @@ def test_several_jobs_share_the_cores(monkeypatch):
 
 
 def test_a_signal_repeated_within_a_second_counts_once(monkeypatch):
-    """Otherwise three impatient Ctrl-C would kill the runs before they have saved."""
+    """Otherwise three quick Ctrl-C would kill the runs before they have saved."""
     now = [100.0]
     monkeypatch.setattr("cohort.tools.compare.runner.time.monotonic", lambda: now[0])
     with collect_signals() as seen:
@@ -603,7 +602,7 @@ def test_a_signal_repeated_within_a_second_counts_once(monkeypatch):
     assert len(seen) == 2
 
 
-def test_a_signal_is_passed_on_once_and_nothing_new_begins(tmp_path, recipe, stub):
+def test_a_signal_is_passed_on_once_and_no_run_is_started(tmp_path, recipe, stub):
     plan = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
     open_output(plan).close()
     out = str(plan.output)
@@ -640,8 +639,8 @@ sys.exit(130)
 
 
 @pytest.mark.prove
-def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_free(tmp_path, recipe):
-    """Real processes: five of them import torch, which is where the time goes."""
+def test_two_contenders_end_to_end_have_the_same_start_and_are_not_run_again(tmp_path, recipe):
+    """Real processes, of which three import torch."""
     words = ["compare", "grpo", "dr_grpo", "--recipe", recipe, "--output", str(tmp_path / "out"), "num_steps=3"]
     command = [sys.executable, "-m", "cohort", *words]
     first = subprocess.run(command, env=ONE_THREAD, capture_output=True, text=True, check=False)
@@ -662,7 +661,7 @@ def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_fre
     assert (out / "compare.html").stat().st_size > 10_000
     written_at = {file: file.stat().st_mtime_ns for file in out.glob("*/*.jsonl")}
     assert len(written_at) >= 3
-    again = CliRunner().invoke(app, words)  # nothing is left to run, so no process is started
+    again = CliRunner().invoke(app, words)  # all runs are finished, so no process is started
     assert again.exit_code == 0
     assert again.output.count("finished before") == 3
     assert {file: file.stat().st_mtime_ns for file in out.glob("*/*.jsonl")} == written_at
@@ -671,7 +670,7 @@ def test_two_contenders_end_to_end_start_from_the_same_weights_and_go_on_for_fre
     assert "train.group_size is 4 there and 2 here" in other.output
 
 
-def test_the_command_is_there_and_says_no_in_words():
+def test_the_command_refuses_mistakes_with_a_message():
     done = subprocess.run([COHORT, "compare", "grop"], env=ONE_THREAD, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "did you mean 'grpo'" in done.stderr

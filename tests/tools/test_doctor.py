@@ -1,4 +1,4 @@
-"""`cohort doctor`: everything in order on the demo, and each kind of broken recipe said in words."""
+"""`cohort doctor`: the demo passes, and each kind of broken recipe is reported."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_the_demo_is_in_order(server):
     code, printed = examine(server)
     assert code == 0, printed
     for name in (
-        "golds",
-        "shuffled golds",
+        "answers",
+        "shuffled answers",
         "sampling",
         "lengths",
         "memory",
@@ -45,10 +45,10 @@ def test_the_demo_is_in_order(server):
         "step 1",
     ):
         assert level(printed, name) == "ok", name
-    assert "64 of 64 gold answers score as success" in printed
+    assert "64 of 64 reference answers score as success" in printed
     assert "0 of 64 answers of other rows score as success" in printed
     assert "Ready to train" in printed
-    assert not Path(server.folder / "runs").exists()  # a look leaves nothing behind
+    assert not Path(server.folder / "runs").exists()  # the temporary folder is removed
 
 
 def broken(server: Any, **overrides: Any) -> tuple[int, str]:
@@ -56,24 +56,24 @@ def broken(server: Any, **overrides: Any) -> tuple[int, str]:
     return examine(server, write_recipe(server.folder / "broken.toml", **defaults | overrides))
 
 
-def test_a_reward_that_no_gold_satisfies(server):
+def test_a_reward_that_no_reference_answer_satisfies(server):
     code, printed = broken(server, rewards=[{"function": "session_tools:always_wrong"}])
-    assert level(printed, "golds") == "FAILURE"
-    assert "0 of 64 gold answers score as success" in printed
+    assert level(printed, "answers") == "FAILURE"
+    assert "0 of 64 reference answers score as success" in printed
     assert code == 1
 
 
 def test_a_reward_that_every_answer_satisfies(server):
     _, printed = broken(server, rewards=[{"function": "session_tools:always_right"}])
-    assert level(printed, "golds") == "ok"
-    assert level(printed, "shuffled golds") == "warning"
+    assert level(printed, "answers") == "ok"
+    assert level(printed, "shuffled answers") == "warning"
     assert "64 of 64 answers of other rows score as success" in printed
     assert level(printed, "success") == "warning"
     assert "Too easy" in printed
 
 
-def test_a_monitor_that_cannot_watch(server):
-    """Whatever monitors there are: the doctor asks each that the recipe names, and starts none."""
+def test_a_monitor_that_cannot_run(server):
+    """The doctor checks every monitor that the recipe names, and starts none."""
     (server.folder / "my_monitors.py").write_text(
         "class Pager:\n"
         "    missing = staticmethod(lambda: 'the pager lies at home. Fetch it')\n"
@@ -104,17 +104,17 @@ def test_positions_that_the_model_does_not_have(server):
     assert "Traceback" not in printed
 
 
-def test_a_model_that_solves_nothing_is_told_what_to_try(server):
+def test_a_model_that_solves_nothing_gets_advice(server):
     _, printed = broken(server)
     assert level(printed, "success") == "warning"
-    assert "try easier prompts, a cold start" in printed
+    assert "try easier prompts or a cold start" in printed
 
 
-def test_a_reward_that_raises_on_golds(server):
-    """The failure stands among the other checks, which are printed all the same."""
+def test_a_reward_that_raises_on_reference_answers(server):
+    """The failure is one of the checks; the others are printed too."""
     code, printed = broken(server, rewards=[{"function": "session_tools:always_broken"}])
     assert code == 1
-    assert level(printed, "golds") == "FAILURE"
+    assert level(printed, "answers") == "FAILURE"
     assert "the verifier lost its dictionary" in printed
     assert level(printed, "memory") == "ok"
     assert "1 check failed" in printed
@@ -138,17 +138,17 @@ def test_memory_is_predicted_for_every_power_of_two_up_to_the_ranks(server):
 
 
 @pytest.mark.parametrize(("shard", "words"), [("none", ["--ranks", 2]), ("full", [])])
-def test_what_several_ranks_cannot_sample_ahead_is_said_before_they_are_started(server, shard, words):
-    """Alone the same recipe would be in order."""
+def test_ranks_that_cannot_sample_ahead_are_reported_by_a_single_process(server, shard, words):
+    """With one rank the same recipe passes."""
     changes = {"cold_start.num_steps": 0, "ahead.lag": 1, "parallel.shard": shard}
     code, printed = examine(server, write_recipe(server.folder / f"ahead-{shard}.toml", **changes), *words)
     assert code == 1
     assert level(printed, "ahead") == "FAILURE"
-    assert "what is sampled ahead comes from servers" in printed
+    assert "sampling ahead needs servers" in printed
 
 
-def test_what_ranks_would_share_out_is_looked_at_whole(server):
-    """Alone there is nobody to share with; the memory that is predicted is that of shares all the same."""
+def test_a_single_process_checks_a_sharded_recipe_with_the_whole_model(server):
+    """A single process cannot shard, but the predicted memory is that of sharded ranks."""
     recipe = write_recipe(server.folder / "shared.toml", **{"cold_start.num_steps": 0, "parallel.shard": "full"})
     _, printed = examine(server, recipe, "--ranks", 2)
     assert level(printed, "ranks") == "warning"

@@ -12,8 +12,8 @@ from cohort.tools import doctor
 from cohort.training.preflight import Check
 
 
-class Told(World):
-    """The first of several, who has been told what the others say."""
+class Scripted(World):
+    """Rank 0 of several, with given answers of the others."""
 
     launched = True
 
@@ -44,28 +44,28 @@ def test_more_threads_than_cores_are_named_by_host():
     assert second.text == "b: 2 threads of rank 2 on 2 cores"
 
 
-def test_what_another_rank_found_worse_stands_beside_it():
-    own = [Check("ok", "memory", "it fits"), Check("warning", "golds", "few")]
-    theirs = [Check("warning", "memory", "it does not fit"), Check("warning", "golds", "few")]
-    joined = doctor.join_checks(Told(own, theirs), own)
+def test_worse_checks_of_other_ranks_are_added():
+    own = [Check("ok", "memory", "it fits"), Check("warning", "answers", "few")]
+    theirs = [Check("warning", "memory", "it does not fit"), Check("warning", "answers", "few")]
+    joined = doctor.join_checks(Scripted(own, theirs), own)
     assert joined == [*own, Check("warning", "memory", "rank 2: it does not fit")]
     assert doctor.join_checks(ALONE, own) == own
 
 
-def test_a_folder_that_one_does_not_see_is_refused_by_name(tmp_path):
-    doctor.refuse_unseen(Told(("rank 1 on b", True)), tmp_path)
+def test_a_folder_that_a_rank_cannot_see_is_refused(tmp_path):
+    doctor.refuse_unseen(Scripted(("rank 1 on b", True)), tmp_path)
     with pytest.raises(RankError, match=r"runs_folder: rank 1 on b cannot see .* Use a disk that all hosts share"):
-        doctor.refuse_unseen(Told(("rank 1 on b", False)), tmp_path)
+        doctor.refuse_unseen(Scripted(("rank 1 on b", False)), tmp_path)
 
 
-def test_a_look_leaves_no_folder_behind(tmp_path):
+def test_the_shared_folder_is_removed(tmp_path):
     runs = tmp_path / "new" / "runs"
-    with doctor.make_shared_folder(Told(("rank 1 on b", True)), runs) as folder:
+    with doctor.make_shared_folder(Scripted(("rank 1 on b", True)), runs) as folder:
         assert folder.parent == runs
     assert not (tmp_path / "new").exists()
     runs.mkdir(parents=True)
     (runs / "mine").mkdir()
-    with doctor.make_shared_folder(Told(("rank 1 on b", True)), runs) as folder:
+    with doctor.make_shared_folder(Scripted(("rank 1 on b", True)), runs) as folder:
         (folder / "model").mkdir()
     assert list(runs.iterdir()) == [runs / "mine"]
     with doctor.make_shared_folder(ALONE, runs) as folder:

@@ -95,7 +95,7 @@ def test_two_targets_are_compared_in_pairs(world):
 
 
 def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(world):
-    """Row 0 of one run is not row 0 of the other: both must answer the same problems before a difference means anything."""
+    """Row 0 differs between the runs: a difference is only meaningful on the same problems."""
     server, recipe, run = world
     other = server.folder / "runs" / "other"
     child = server.run("train", recipe, "name=other", "seed=1", "train.num_steps=1", "evaluation.samples=4")
@@ -115,8 +115,8 @@ def test_runs_with_different_seeds_are_compared_on_the_problems_of_the_first(wor
     assert paired["difference"] == pytest.approx(rates[0] - rates[1])
 
 
-def test_a_start_from_nothing_keeps_its_own_seed(world, tmp_path):
-    """Weights drawn from a seed are those of the run's own seed and rows, whoever's problems it is asked."""
+def test_a_start_from_scratch_keeps_its_own_seed(world, tmp_path):
+    """Random starting weights depend on the run's own seed and rows, not on the problems of the evaluation."""
     settings = {"train.num_steps": 1, "cold_start.num_steps": 0, "optimizer.learning_rate": 1e-30}  # moves no weight
     recipe = write_recipe(tmp_path / "tiny.toml", **settings, rewards=[{"function": "session_tools:digit_share"}])
     server, _, _ = world
@@ -132,7 +132,7 @@ def test_a_start_from_nothing_keeps_its_own_seed(world, tmp_path):
     assert two != one
 
 
-def test_a_model_beside_a_run_needs_no_recipe(world):
+def test_a_model_after_a_run_needs_no_recipe(world):
     server, _, run = world
     _, document = evaluated(server, run, run / "model")
     (paired,) = document["paired"].values()
@@ -140,7 +140,7 @@ def test_a_model_beside_a_run_needs_no_recipe(world):
 
 
 def test_a_run_from_python_rows_is_evaluated_on_the_rows_it_kept(world):
-    """And two of them, split with different seeds: what the second was trained on is counted and said."""
+    """And for two of them with different splits, problems that the second was trained on are counted and reported."""
     server, recipe, _ = world
     rows = [
         {"prompt": f"{a}+{b}=", "answer": str(a + b), "demonstration": f"{a}+{b}>{a + b}"} for a in range(9) for b in range(9)
@@ -165,7 +165,7 @@ def test_a_run_from_python_rows_is_evaluated_on_the_rows_it_kept(world):
     assert document[str(runs[0] / "model")]["sets"]["held_out"]["pass@1"] == expected
 
 
-def test_a_reward_that_was_a_closure_is_asked_for(world):
+def test_a_reward_that_was_a_closure_must_be_given(world):
     server, recipe, _ = world
     settings = {"recipe": recipe, "runs_folder": str(server.folder / "runs"), "train.num_steps": 0, "cold_start.num_steps": 1}
     run = cohort.train(rewards=[lambda completions, **columns: [0.5 for _ in completions]], name="closure", **settings).folder
@@ -197,7 +197,7 @@ def test_an_output_that_cannot_be_written_is_found_before_the_evaluation(world):
 
 
 def test_only_overrides_of_the_model_reach_another_run():
-    """The others are for the problems, which come from elsewhere; they need not fit the other run's recipe."""
+    """Other overrides are for the problems and may not fit the other run's recipe."""
     words = [
         "model.dtype=bfloat16",
         "model=x",
@@ -215,7 +215,7 @@ def result_of(label: str, keys: list[str], success: list[str]) -> TargetResult:
     return TargetResult(Target(label, label, None, Recipe(), None), Evaluation.from_json(document))
 
 
-def test_paired_lines_do_not_wrap_and_nothing_in_common_is_said():
+def test_paired_lines_do_not_wrap_and_missing_common_problems_are_reported():
     def printed(other: TargetResult) -> list[str]:
         console = Console(file=io.StringIO(), width=40, highlight=False)
         print_comparison(console, first, other, compare(first.evaluation, other.evaluation))
@@ -272,7 +272,7 @@ def test_a_model_folder_with_a_recipe_and_overrides(world):
         (["{run}", "--set", "evaluation.sample=2"], "did you mean 'samples'"),
     ],
 )
-def test_mistakes_are_answered_in_words(world, words, said):
+def test_mistakes_are_answered_with_a_message(world, words, said):
     server, recipe, run = world
     child = server.run("evaluate", *[word.format(run=run, recipe=recipe) for word in words])
     assert child.wait() == 1
@@ -292,7 +292,7 @@ def test_a_damaged_checkpoint_is_refused(world):
     assert "step-2: weights.safetensors does not match its checksum" in child.output
 
 
-def test_servers_of_a_run_that_is_being_trained_are_left_to_it(tmp_path):
+def test_servers_of_a_training_run_are_not_used(tmp_path):
     recipe = build_recipe(tree(**{"sampling.servers": ["http://127.0.0.1:9"]}) | {"runs_folder": str(tmp_path), "name": "run"})
     run = RunFolder.create(recipe)
     problems = Problems("run", recipe, RunFolder.open(run.root))

@@ -106,7 +106,7 @@ def test_a_stopped_run_gives_its_newest_checkpoint(world, tmp_path):
     assert "These weights were not evaluated" in (out / "README.md").read_text()  # step 2 was, and they are not its
 
 
-def test_a_damaged_newest_checkpoint_is_passed_over_and_said(world, tmp_path):
+def test_a_damaged_newest_checkpoint_is_skipped_and_reported(world, tmp_path):
     folder, _ = world
     run = tmp_path / "run"
     shutil.copytree(folder / "stopped", run)
@@ -117,7 +117,7 @@ def test_a_damaged_newest_checkpoint_is_passed_over_and_said(world, tmp_path):
     assert "checkpoint step-2, its newest (1 newer damaged)" in exported(run, tmp_path / "b")[1]
 
 
-def test_a_run_stands_where_a_model_does(world):
+def test_a_run_can_be_given_as_a_model(world):
     """The start of `second` is what the newest checkpoint of `stopped` holds, and its teacher the final model of `first`."""
     folder, heard = world
     assert f"teacher: {folder / 'first'} is a run; taking its final model" in heard
@@ -130,7 +130,7 @@ def test_a_run_stands_where_a_model_does(world):
     assert all(torch.equal(value, saved[name]) for name, value in load_file(folder / "second/base/model.safetensors").items())
 
 
-def test_a_stopped_run_is_evaluated_as_its_export_is(world, tmp_path, capsys):
+def test_a_stopped_run_is_evaluated_like_its_export(world, tmp_path, capsys):
     folder, _ = world
     out, _ = exported(folder / "stopped", tmp_path / "out")
     here = cohort.evaluate(folder / "stopped", greedy=False)
@@ -139,7 +139,7 @@ def test_a_stopped_run_is_evaluated_as_its_export_is(world, tmp_path, capsys):
     assert here.per_problem == there.per_problem
 
 
-def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
+def test_a_lora_run_is_exported_merged_or_as_an_adapter(world, tmp_path):
     """Merged from the checkpoint: the bits of model/. The adapter: what PEFT loads computes the same."""
     folder, _ = world
     unfinished = tmp_path / "unfinished"
@@ -168,7 +168,7 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["{run}"], "name the folder to write"),
+        (["{run}"], "Name the folder to write"),
         (["{run}", "{run}"], "exists and is not overwritten"),
         (["{run}", "."], "is the current folder"),
         (
@@ -177,13 +177,13 @@ def test_a_lora_run_is_merged_or_its_adapter_alone(world, tmp_path):
         ),
         (["{run}", "{out}", "--checkpoint", "../../first"], "has no checkpoint '../../first'"),
         (["{run}", "{out}", "--adapter"], "--adapter: .* trained all weights"),
-        (["{run}", "{out}", "--public"], "--public: it is for --push"),
+        (["{run}", "{out}", "--public"], "--public needs --push"),
         (["{run}/model", "{out}"], "is not a run folder"),
         (["{stopped}", "{out}", "--checkpoint", "final"], "has no model/ yet"),
         (["{run}", "--push", "a/b/c"], "--push a/b/c: .* Give OWNER/NAME"),
     ],
 )
-def test_mistakes_are_answered_in_words(world, tmp_path, monkeypatch, words, said):
+def test_mistakes_are_answered_with_a_message(world, tmp_path, monkeypatch, words, said):
     folder, _ = world
     monkeypatch.chdir(tmp_path)
     places = {"run": folder / "first", "stopped": folder / "stopped", "out": tmp_path / "out"}
@@ -194,7 +194,7 @@ def test_mistakes_are_answered_in_words(world, tmp_path, monkeypatch, words, sai
     assert not (tmp_path / "out").exists()
 
 
-def test_a_run_that_has_nothing_yet_is_refused_as_a_model(tmp_path):
+def test_a_run_without_weights_is_refused_as_a_model(tmp_path):
     (tmp_path / "empty").mkdir()
     shutil.copy(write_empty(tmp_path), tmp_path / "empty" / "recipe.toml")
     with pytest.raises((RunError, ModelError), match="neither a model/ nor a checkpoint yet"):
@@ -295,7 +295,7 @@ def test_a_run_is_pushed_to_a_private_repository(world, hub):
     assert push(folder, "--public")[0] == 0
 
 
-def test_what_the_hub_refuses_is_said_without_the_token(world, hub, monkeypatch):
+def test_errors_of_the_hub_are_reported_without_the_token(world, hub, monkeypatch):
     folder, _ = world
     for place, words in {"/commit/": "not uploaded", "create": "the repository cannot be created"}.items():
         hub.refuses = place
@@ -304,7 +304,7 @@ def test_what_the_hub_refuses_is_said_without_the_token(world, hub, monkeypatch)
         assert said.startswith(f"error: --push me/model: {words} (")
         assert "403" in said
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    assert "HF_HUB_OFFLINE says that this machine is offline" in push(folder)[1]
+    assert "HF_HUB_OFFLINE is set, so this machine counts as offline" in push(folder)[1]
     monkeypatch.undo()
     monkeypatch.setattr("huggingface_hub.get_token", lambda: None)
     assert "no hub token found. Log in with `hf auth login`" in push(folder)[1]

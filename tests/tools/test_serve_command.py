@@ -27,7 +27,7 @@ GPU = {"name": "vllm", "version": "0.33.1", "plugin": "0.1.0"}
 
 @pytest.fixture
 def make_python(tmp_path):
-    """A Python that says it holds what it is told to, and shows how it was started."""
+    """A fake Python that reports the given packages and prints how it was started."""
 
     def make(held: dict[str, str] | str = CPU) -> str:
         path = tmp_path / "python"
@@ -53,7 +53,7 @@ def read_flags(command: list[str]) -> dict[str, str]:
     return {word: "" if after.startswith("--") else after for word, after in itertools.pairwise(words) if word[:2] == "--"}
 
 
-def test_it_prints_what_it_becomes(make_python, model, tmp_path):
+def test_it_prints_the_command_that_it_runs(make_python, model, tmp_path):
     """The script that is printed starts the server with the very words and variables that `cohort serve` starts it with."""
     words = [f"model={model}", "seed=7", "--port", "8123", "--python", make_python(), "--", "--tensor-parallel-size", "2"]
     environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "0-1", "OMP_NUM_THREADS": "1"}
@@ -110,7 +110,7 @@ def test_sequences_are_as_long_as_the_run_needs_them(make_python, model, words, 
     assert "--enforce-eager" in flags
 
 
-def test_heads_that_no_kernel_of_a_cpu_takes_are_refused_before_the_server_would_die(make_python, model):
+def test_head_sizes_without_a_cpu_kernel_are_refused(make_python, model):
     for sizes, refused in (
         ({"hidden_size": 64, "num_attention_heads": 4}, "16"),
         ({"head_dim": 48}, "48"),
@@ -125,7 +125,7 @@ def test_heads_that_no_kernel_of_a_cpu_takes_are_refused_before_the_server_would
             plan_serving([f"model={model}"], [], python=make_python())
 
 
-def test_an_adapter_is_loaded_beside_the_base(make_python, model):
+def test_an_adapter_is_loaded_with_its_base(make_python, model):
     words = [f"model={model}", "model.lora.rank=12", "vllm.push=adapter"]
     serving = plan_serving(words, [], python=make_python({**GPU, "plugin": ""}))  # files need no plugin
     flags = read_flags(serving.command)
@@ -137,14 +137,14 @@ def test_an_adapter_is_loaded_beside_the_base(make_python, model):
         plan_serving([*words, "model.lora.rank=600"], [], python=make_python(GPU))
 
 
-def test_weights_that_travel_as_files_need_no_plugin(make_python, model):
+def test_pushing_weights_as_files_needs_no_plugin(make_python, model):
     words = [f"model={model}", "vllm.push=files"]
     flags = read_flags(plan_serving(words, [], python=make_python({**GPU, "plugin": ""})).command)
     assert "--weight-transfer-config" not in flags
     assert "--enable-lora" not in flags
 
 
-def test_what_follows_can_replace_a_flag_but_not_the_address(make_python, model):
+def test_extra_flags_can_replace_a_flag_but_not_the_address(make_python, model):
     words = [f"model={model}"]
     command = plan_serving(words, ["--max-model-len", "64"], python=make_python()).command
     assert read_flags(command)["--max-model-len"] == "64"
@@ -155,7 +155,7 @@ def test_what_follows_can_replace_a_flag_but_not_the_address(make_python, model)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "::ffff:0.0.0.0", "8.8.8.8"])
-def test_strangers_are_let_in_only_on_a_word(make_python, model, host):
+def test_open_addresses_need_public(make_python, model, host):
     words = [f"model={model}"]
     with pytest.raises(CohortError, match="--public"):
         plan_serving(words, [], host, python=make_python())
@@ -163,7 +163,7 @@ def test_strangers_are_let_in_only_on_a_word(make_python, model, host):
     assert read_flags(serving.command)["--host"] == host
 
 
-def test_private_addresses_are_taken_and_unknown_ones_named(make_python, model):
+def test_private_addresses_are_accepted_and_unknown_ones_refused(make_python, model):
     serving = plan_serving([f"model={model}"], [], "10.1.2.3", python=make_python())
     assert "sampling.servers=http://10.1.2.3:8000" in serving.notes[0]
     with pytest.raises(CohortError, match=r"--host nobody\.invalid"):
@@ -180,17 +180,17 @@ def test_private_addresses_are_taken_and_unknown_ones_named(make_python, model):
         ("no JSON", r"cannot find out its vLLM version"),
     ],
 )
-def test_what_cannot_serve_is_named_with_the_way_out(make_python, model, held, said):
+def test_an_environment_that_cannot_serve_is_refused_with_a_fix(make_python, model, held, said):
     with pytest.raises(CohortError, match=said):
         plan_serving([f"model={model}"], [], python=make_python(held))
 
 
-def test_a_python_that_is_not_there(model):
+def test_a_missing_python_is_refused(model):
     with pytest.raises(CohortError, match="cannot find out its vLLM version"):
         plan_serving([f"model={model}"], [], python="/nowhere/python")
 
 
-def test_without_a_word_the_environment_beside_it_serves(make_python, model, tmp_path, monkeypatch):
+def test_the_environment_of_make_vllm_is_the_default(make_python, model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(CohortError, match=r"does not have it\."):  # this Python has no vLLM, on purpose
         plan_serving([f"model={model}"], [])
@@ -200,7 +200,7 @@ def test_without_a_word_the_environment_beside_it_serves(make_python, model, tmp
     assert plan_serving([f"model={model}"], []).command[0] == str(own)
 
 
-def test_a_model_from_scratch_is_the_one_that_the_run_begins_with(make_python, tmp_path):
+def test_a_model_from_scratch_is_the_starting_model_of_the_run(make_python, tmp_path):
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -220,7 +220,7 @@ def test_a_model_from_scratch_is_the_one_that_the_run_begins_with(make_python, t
     assert all(torch.equal(value, own[name]) for name, value in served.state_dict().items())
 
 
-def test_a_run_folder_is_served_with_the_model_that_it_keeps(make_python, model, tmp_path):
+def test_a_run_folder_is_served_with_its_saved_model(make_python, model, tmp_path):
     from cohort.recipe.file import dump_recipe, find_recipe
 
     run = tmp_path / "runs" / "one"

@@ -145,7 +145,7 @@ def test_ragged_lengths_cost_more_than_their_tokens() -> None:
     assert at_once.seconds < ragged.seconds
 
 
-def test_known_gpus_by_the_name_of_the_driver() -> None:
+def test_known_gpus_are_found_by_driver_name() -> None:
     assert find_accelerator("NVIDIA H200") is H200
     assert H200.peak_flops == 989e12
     assert find_accelerator("NVIDIA H100 80GB HBM3") is ACCELERATORS["NVIDIA H100"]
@@ -187,7 +187,7 @@ def test_plan_and_rows() -> None:
     assert tokenizer.decode([EOS, 4, 63]) == f"<eos> {spell_token(4)} {spell_token(63)}"
 
 
-def test_reward_has_signal_in_every_group_that_should() -> None:
+def test_the_reward_has_signal_unless_the_row_has_none() -> None:
     texts = [f"t{number}" for number in range(64)]
     rewards = varied(texts, [1] * 64)
     assert len(set(rewards)) == 64
@@ -228,7 +228,7 @@ def test_the_peers_script_trains_the_same_adapters(targets: list[str]) -> None:
     assert scales == [{2.0}, {2.0}]
 
 
-# -- what is asked for -------------------------------------------------------------------------------------------------
+# -- arguments --------------------------------------------------------------------------------------------------------
 
 
 def test_defaults_follow_the_machine() -> None:
@@ -259,21 +259,21 @@ def test_a_recipe_brings_shape_and_sizes() -> None:
         (["tiny", "nonsense"], Options(), "key=value"),
     ],
 )
-def test_what_makes_no_sense_is_refused(words: list[str], options: Options, message: str) -> None:
+def test_invalid_arguments_are_refused(words: list[str], options: Options, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         make_job(words, options, NO_GPU, "/x").make_recipe()
 
 
 @pytest.mark.parametrize("named", ["--prompts", "--group", "--prompt-tokens", "--new", "--repeats", "--rounds"])
-def test_nothing_is_no_size(nothing_is_measured: None, capsys: pytest.CaptureFixture[str], named: str) -> None:
-    """0 is not a way to ask for the default."""
+def test_zero_is_not_a_valid_size(nothing_is_measured: None, capsys: pytest.CaptureFixture[str], named: str) -> None:
+    """0 does not select the default."""
     with pytest.raises(SystemExit) as ended:
         command.main([named, "0"])
     assert ended.value.code == 2
     assert f"argument {named}: '0' is not a whole number from 1" in capsys.readouterr().err
 
 
-def test_words_of_the_recipe_reach_it() -> None:
+def test_settings_reach_the_recipe() -> None:
     job = make_job(["tiny", "model.lora.rank=4", "max_grad_norm=0.5"], Options(micro_rows=8), NO_GPU, "/x")
     recipe = job.make_recipe()
     assert recipe.model.lora.rank == 4
@@ -295,8 +295,8 @@ def test_peers_are_named_or_refused() -> None:
     assert peers.explain_absence("vllm", job, "/other/python") == ""
 
 
-def test_a_peer_that_would_do_other_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    """TRL trains adapters as the recipe says, but neither goes on from a folder nor rounds its base."""
+def test_a_peer_with_different_work_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """TRL trains the recipe's adapters, but does not load one from a folder or round its base."""
     monkeypatch.setattr(peers, "is_installed", lambda package: True)
     full, adapters, rounded, older = (
         make_job(["0.5b", *words], Options(), ON_H200, "/x")
@@ -320,7 +320,7 @@ def test_a_peer_that_would_do_other_work_is_left_out(monkeypatch: pytest.MonkeyP
     assert ours["limit_seconds"] == pytest.approx(0.2613 + 397.25e12 * 4 / 6 / 790e12, abs=1e-3)
 
 
-def test_what_an_engine_keeps_from_turn_to_turn_counts_as_its_memory(
+def test_memory_that_an_engine_keeps_between_rounds_counts(
     measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ours holds 100 bytes after its first turn and needs 5 more in every turn; the peer needs 50 and keeps nothing."""
@@ -340,7 +340,7 @@ def test_what_an_engine_keeps_from_turn_to_turn_counts_as_its_memory(
     assert found["hf_generate"]["growth_bytes"] == 50
 
 
-def test_peak_memory_is_that_of_the_first_step_too() -> None:
+def test_peak_memory_includes_the_first_step() -> None:
     """As the peers' is; the mark is reset before the steps that are timed."""
     job = make_job([], Options(), NO_GPU, "/x")
     assert child.read_memory(job, child.LoopRecord(first_peak=2**60))["peak_bytes"] == 2**60
@@ -409,8 +409,7 @@ def test_a_stage_puts_everything_back(measured: tuple[dict[str, BenchJob], dict[
 
 @pytest.mark.prove
 def test_the_whole_command_with_trl(tmp_path: Path) -> None:
-    """As a person types it: processes of their own, TRL beside ours. TRL's script compares every length it sampled with the
-    plan and ends otherwise."""
+    """The command line with real processes and TRL, whose script fails if a length differs from the plan."""
     pytest.importorskip("trl")
     words = "tiny --prompts 3 --group 4 --prompt-tokens 4 --new 12 --lengths ragged"
     target = tmp_path / "result.json"
@@ -423,7 +422,9 @@ def test_the_whole_command_with_trl(tmp_path: Path) -> None:
     assert document["ratios"]["step"]["trl"] == pytest.approx(trl["seconds"][0] / ours["seconds"][0])
 
 
-def test_a_peer_that_fails_is_written_down(measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]]) -> None:
+def test_a_failed_peer_is_recorded_with_its_reason(
+    measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]],
+) -> None:
     _, stages, missing = measured
     if peers.is_installed("vllm"):
         assert "vllm" in stages["rollout"]
@@ -432,7 +433,9 @@ def test_a_peer_that_fails_is_written_down(measured: tuple[dict[str, BenchJob], 
         assert "No module named 'vllm'" in missing["rollout/vllm"]
 
 
-def test_the_document_follows_from_the_seconds(measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]]) -> None:
+def test_the_document_is_computed_from_the_seconds(
+    measured: tuple[dict[str, BenchJob], dict[str, Any], dict[str, str]],
+) -> None:
     jobs, stages, missing = measured
     document = make_document(jobs, stages, missing, NO_GPU, "2026-01-01")
     ours, theirs = document["stages"]["rollout"]["cohort"], document["stages"]["rollout"]["hf_generate"]
@@ -442,7 +445,7 @@ def test_the_document_follows_from_the_seconds(measured: tuple[dict[str, BenchJo
     assert json.loads(json.dumps(document)) == document
 
 
-def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rounds_measure_in_turn_and_join_their_repetitions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
     turns = iter(range(100))
 
@@ -470,7 +473,7 @@ def test_rounds_measure_in_turn_and_put_their_turns_together(tmp_path: Path, mon
     assert len([line for line in said if "not here" in line]) == 1
 
 
-# -- where the result goes ---------------------------------------------------------------------------------------------
+# -- writing the result -----------------------------------------------------------------------------------------------
 
 
 def whatever_is_measured(job: BenchJob, *rest: Any) -> Any:
@@ -494,7 +497,7 @@ def test_an_output_is_tried_before_anything_is_measured(
     assert capsys.readouterr().err.startswith(f"error: --out {target}: ")
 
 
-def test_the_trial_of_an_output_leaves_no_trace(tmp_path: Path) -> None:
+def test_trying_an_output_leaves_no_file(tmp_path: Path) -> None:
     kept, new = tmp_path / "kept.json", tmp_path / "not" / "yet" / "new.json"
     kept.write_text("before", encoding="utf-8")
     output.refuse_unwritable(kept)
@@ -521,24 +524,26 @@ def test_a_result_that_cannot_be_written_is_not_lost(tmp_path: Path, monkeypatch
     assert json.loads(said[-1]) == document
 
 
-def test_an_interpreter_that_is_not_there_is_refused_before(
+def test_a_missing_interpreter_is_refused_before_measuring(
     tmp_path: Path, nothing_is_measured: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert command.main(["--vllm-python", str(tmp_path / "python")]) == 1
     assert capsys.readouterr().err.startswith("error: --vllm-python")
 
 
-# -- what is said ------------------------------------------------------------------------------------------------------
+# -- messages ----------------------------------------------------------------------------------------------------------
 
 
-def test_the_description_counts_as_people_do() -> None:
+def test_the_description_has_correct_plurals() -> None:
     one = command.describe_job(make_job([], Options(prompts=1, new=1, repeats=1), NO_GPU, "/x"), NO_GPU)
-    assert one.endswith("on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one turn after a warm-up")
+    assert one.endswith(
+        "on a CPU, 1 thread: 1 prompt of 16 tokens, 8 completions each of 1 token; one repetition after a warm-up"
+    )
     more = make_job([], Options(rounds=2, lengths="ragged", silent_every=4), NO_GPU, "/x")
     text = command.describe_job(more, {**NO_GPU, "threads": 2})
     assert "on a CPU, 2 threads: 16 prompts" in text
     assert text.endswith(
-        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 turns after a warm-up in each of 2 rounds"
+        "of up to 64 tokens, mean 32, 1 of 4 groups without signal; median of 6 repetitions after a warm-up in each of 2 rounds"
     )
 
 
@@ -549,13 +554,13 @@ def test_stages_are_measured_once_and_in_order() -> None:
         command.choose_stages("rollout,steps")
 
 
-def test_a_wide_spread_is_said() -> None:
+def test_a_wide_spread_is_reported() -> None:
     document = h200_document()
     assert command.describe_noise(document) == "", "1.3 over 1.1 is no more than usual"
     document["stages"]["rollout"]["cohort"]["derived"]["most_seconds"] = 2.2
     document["machine"] |= {"load": 6.0, "cores": 2}
     said = command.describe_noise(document)
-    assert said.startswith("rollout: the slowest turn took 2.00 times the fastest")
+    assert said.startswith("rollout: the slowest repetition took 2.00 times the fastest")
     assert "load average 6 on 2 cores" in said
 
 
@@ -575,7 +580,7 @@ def test_the_table_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert "of the machine" not in printed
 
 
-def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
+def test_a_peer_that_fails_in_a_later_round_keeps_its_earlier_repetitions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
@@ -593,10 +598,10 @@ def test_a_peer_that_fails_in_a_later_round_says_that_its_turns_are_fewer(
     _, measured, missing = measure(base, ["step"], ["trl"], "", lambda line: None)
     assert asked == ["trl", "trl"]
     assert measured["step"] == {"cohort": {"seconds": [0.5] * 3}, "trl": {"seconds": [1.0]}}
-    assert missing == {"step/trl": "failed in round 2; the turns before count: out of memory"}
+    assert missing == {"step/trl": "failed in round 2; earlier repetitions count: out of memory"}
 
 
-def test_a_part_of_a_step_need_not_occur_in_every_round() -> None:
+def test_a_stage_may_be_missing_from_some_rounds() -> None:
     rounds: list[dict[str, Any]] = [{"seconds": [1]}, {"seconds": [2], "stages": {"save": [3]}}, {"seconds": [4], "stages": {}}]
     found: dict[str, dict[str, Any]] = {}
     for figures in rounds:

@@ -51,7 +51,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         ("lengths", "", "--axes: 'lengths'"),
     ],
 )
-def test_points_that_no_curve_can_be_drawn_through_are_refused(axes: str, points: str, message: str) -> None:
+def test_points_without_a_curve_are_refused(axes: str, points: str, message: str) -> None:
     with pytest.raises(RecipeError, match=message):
         curves.run_curves([], Options(), axes, points)
 
@@ -71,12 +71,12 @@ def test_curves_survive_a_head_that_fails_and_make_their_folder(tmp_path: Path, 
     assert json.loads(out.read_text(encoding="utf-8")) == document
 
 
-def test_a_wrong_word_ends_curves_before_anything_is_measured() -> None:
+def test_a_wrong_setting_is_refused_before_curves_are_measured() -> None:
     with pytest.raises(RecipeError, match="nonsense"):
         curves.run_curves(["train.nonsense=3"], Options(), "prompts", "2,4")
 
 
-def test_curves_without_a_point_say_so_and_draw_nothing(
+def test_curves_without_points_are_reported_and_not_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fails(job: BenchJob) -> dict[str, Any]:
@@ -87,11 +87,11 @@ def test_curves_without_a_point_say_so_and_draw_nothing(
     assert curves.run_curves([], options, "prompts", "4,2")["stopped"] == ["train, prompts 2: out of memory"]
     said = capsys.readouterr().out.splitlines()
     assert said[1] == "train, prompts 2: out of memory"
-    assert said[2].startswith("no curve, and nothing to draw")
+    assert said[2].startswith("no curve to draw")
     assert [file.name for file in tmp_path.iterdir()] == ["curves.json"]
 
 
-def test_quoted_figures_stand_only_where_the_settings_fit() -> None:
+def test_quoted_figures_are_shown_only_for_the_same_settings() -> None:
     document = add_origin(h200_document())
     assert {quoted["label"] for quoted in document["quoted"]} == {
         "vLLM 0.25.1, in process",
@@ -116,7 +116,7 @@ def test_targets() -> None:
     assert not SpeedTarget("step", "ratio:trl_vllm", low=0.0).is_met(document), "what was not measured is not met"
 
 
-def test_table_says_what_was_measured() -> None:
+def test_the_table_shows_what_was_measured() -> None:
     text = speed_table.table([add_origin(h200_document()), {"benchmark": "curves"}])
     assert "| rollouts | H200, 0.5b, 32 × 8 × 512 | **109k tok/s**, 22 % of the limit |" in text
     assert "vLLM 0.25.1, in process†: 36k tok/s, 3.0×" in text
@@ -200,13 +200,13 @@ def test_memory_of_training_grows_until_a_step_fills_the_budget() -> None:
 @pytest.mark.parametrize(
     ("kind", "slope", "said"),
     [
-        ("memory", 0.35, "less than expected, which is well"),
+        ("memory", 0.35, "less than expected, which is good"),
         ("memory", 1.3, "NOT as expected, grows faster"),
         ("time", 0.95, "as expected"),
         ("time", 0.3, "NOT as expected, grows more slowly: fixed costs"),
     ],
 )
-def test_the_verdict_says_which_way(kind: str, slope: float, said: str) -> None:
+def test_the_verdict_names_the_direction(kind: str, slope: float, said: str) -> None:
     found = curves.fit_curve("title", kind, None, [1.0, 2.0, 4.0], [x**slope for x in (1.0, 2.0, 4.0)], 1.0)
     assert curves.judge_slope(found).startswith(said)
 
@@ -230,7 +230,7 @@ def test_numbers_of_an_axis_are_short() -> None:
     assert [speed_plot.shorten_number(number) for number in numbers] == ["0.0412", "8", "1024", "16.4k", "4.37M", "268M", "20G"]
 
 
-def test_a_drawing_is_made_again_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_drawing_can_be_made_from_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "result.json"
     file.write_text(json.dumps(add_origin(h200_document())), encoding="utf-8")
     assert speed_plot.main(str(file)) == 0

@@ -22,7 +22,7 @@ from cohort.session import resume
 from cohort.training import ahead, checkpoint
 from cohort.training.ahead import Ahead
 from cohort.training.build import refuse_ahead
-from cohort.training.judging import RewardJudge
+from cohort.training.rollouts import RewardScorer
 from cohort.training.state import TrainState
 from cohort.types import NoiseKey, Prompt, Sampling
 from conftest import tiny_policy
@@ -89,10 +89,10 @@ def test_the_lag_is_that_of_sampling_with_older_weights(tmp_path, monkeypatch):
 
 def test_training_goes_on_while_later_batches_are_scored(tmp_path, monkeypatch):
     """The scores of step 3 come only when step 2 has had its update: without overlap nobody would ever come."""
-    updated, score = threading.Event(), RewardJudge.score
+    updated, score = threading.Event(), RewardScorer.score
     update = TrainState.update
 
-    def wait_for_update(self: RewardJudge, prompts: Any, completions: Any, step: int, watch: Stopwatch) -> Any:
+    def wait_for_update(self: RewardScorer, prompts: Any, completions: Any, step: int, watch: Stopwatch) -> Any:
         if step == 3:
             assert updated.wait(60), "step 2 was not trained while step 3 was scored"
         return score(self, prompts, completions, step, watch)
@@ -102,7 +102,7 @@ def test_training_goes_on_while_later_batches_are_scored(tmp_path, monkeypatch):
         if self.step == 1:
             updated.set()
 
-    monkeypatch.setattr(RewardJudge, "score", wait_for_update)
+    monkeypatch.setattr(RewardScorer, "score", wait_for_update)
     monkeypatch.setattr(TrainState, "update", note)
     assert train_tiny(tmp_path, **SMALL, **{"ahead.lag": 2}).status == "finished"
 
@@ -132,15 +132,15 @@ def test_nothing_is_sampled_while_the_weights_of_the_copy_change(tmp_path, monke
 def test_a_problem_in_the_background_ends_the_run_with_its_words_and_a_resume_loses_nothing(tmp_path, monkeypatch):
     settings = QUICK | {"ahead.lag": 2}
     whole = train_tiny(tmp_path, "whole", **settings).folder
-    score = RewardJudge.score
+    score = RewardScorer.score
 
-    def fail(self: RewardJudge, prompts: Any, completions: Any, step: int, watch: Stopwatch) -> Any:
+    def fail(self: RewardScorer, prompts: Any, completions: Any, step: int, watch: Stopwatch) -> Any:
         if step == 4:
             raise RewardError("the verifier is on holiday")
         return score(self, prompts, completions, step, watch)
 
     with monkeypatch.context() as broken:
-        broken.setattr(RewardJudge, "score", fail)
+        broken.setattr(RewardScorer, "score", fail)
         with pytest.raises(RewardError, match="the verifier is on holiday"):
             train_tiny(tmp_path, "run", **settings)
     held = {batch["step"]: batch for batch in read_batches(tmp_path / "run")}
@@ -189,8 +189,8 @@ def test_no_thread_outlives_its_run_however_it_ends(tmp_path, monkeypatch, refil
 
 def test_waiting_has_a_limit_with_words(tmp_path, monkeypatch):
     never = threading.Event()
-    monkeypatch.setattr(RewardJudge, "score", lambda *_: never.wait(20))
-    with pytest.raises(RunError, match=r"ahead.limit_s: scoring for step 1, in the background, has not ended within 0.2 s"):
+    monkeypatch.setattr(RewardScorer, "score", lambda *_: never.wait(20))
+    with pytest.raises(RunError, match=r"ahead.limit_s: scoring for step 1, in the background, has not finished within 0.2 s"):
         train_tiny(tmp_path, **SMALL, **{"ahead.lag": 1, "ahead.limit_s": 0.2})
     never.set()
 
@@ -223,9 +223,9 @@ def test_a_save_waits_for_what_is_sampled_and_not_for_its_rewards(tmp_path, monk
     settings = QUICK | {"ahead.lag": 1, "checkpoints.every_steps": 0}
     whole = train_tiny(tmp_path, "whole", **settings).folder
     saved, in_time = threading.Event(), []
-    score, finish, make_snapshot = RewardJudge.score, TrainState.finish_step, TrainState.make_snapshot
+    score, finish, make_snapshot = RewardScorer.score, TrainState.finish_step, TrainState.make_snapshot
 
-    def hold(self: RewardJudge, prompts: Any, completions_PG: Any, step: int, watch: Any) -> Any:
+    def hold(self: RewardScorer, prompts: Any, completions_PG: Any, step: int, watch: Any) -> Any:
         if step == 3:
             in_time.append(saved.wait(20))
         return score(self, prompts, completions_PG, step, watch)
@@ -242,7 +242,7 @@ def test_a_save_waits_for_what_is_sampled_and_not_for_its_rewards(tmp_path, monk
         return snapshot
 
     with monkeypatch.context() as patched:
-        patched.setattr(RewardJudge, "score", hold)
+        patched.setattr(RewardScorer, "score", hold)
         patched.setattr(TrainState, "finish_step", interrupt)
         patched.setattr(TrainState, "make_snapshot", note)
         assert train_tiny(tmp_path, "run", **settings).status == "interrupted"
@@ -306,7 +306,7 @@ MOMENTS = {
         Trap("cohort.model.optim:Optimizer.clip_and_step", 9),
     ],
     "while scoring ahead, then inside a save": [
-        Trap("cohort.training.judging:score_groups", 4),
+        Trap("cohort.training.rollouts:score_groups", 4),
         Trap("cohort.training.checkpoint:save_file", 6),
     ],
 }
@@ -416,7 +416,7 @@ def test_several_ranks_sample_ahead_from_servers_alone(tmp_path):
         capabilities = Capabilities(1, 1, shares_weights=False)
 
     recipe, engine = tiny(tmp_path, **{"ahead.lag": 1}), make_engine(tiny_policy())
-    with pytest.raises(EngineError, match=r'ahead.lag: on several ranks.*engine "local"'):
+    with pytest.raises(EngineError, match=r'ahead.lag: with several ranks.*engine "local"'):
         refuse_ahead(recipe, engine, Several().is_alone)
     refuse_ahead(recipe, engine, World().is_alone)
     refuse_ahead(recipe, Servers(), Several().is_alone)

@@ -18,8 +18,8 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import OptimizerConfig
 from cohort.training import checkpoint
 from cohort.training.checkpoint import CheckpointError, Snapshot
-from cohort.training.drawing import Collected
 from cohort.training.experience import Models
+from cohort.training.rollouts import Collected
 from cohort.training.state import TrainState, decode_batch, encode_batch
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
 from conftest import collect_batch, tiny_policy
@@ -355,7 +355,7 @@ def test_state_in_the_middle_of_a_step_comes_back(tmp_path):
     state.optimizer.clip_and_step()
     state.update_metrics.append({"loss/total": 0.25})
     assert state.checkpoint_name == "step-4.1"
-    state.save(tmp_path)
+    checkpoint.save(tmp_path, state.checkpoint_name, state.make_snapshot())
 
     other = fresh(1)
     other.restore(checkpoint.latest(tmp_path).snapshot, find_prompt)

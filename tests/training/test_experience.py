@@ -20,8 +20,8 @@ from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig
-from cohort.training.drawing import Collected
-from cohort.training.experience import Credit, Models, find_silent_groups, stack_rewards
+from cohort.training.experience import Credit, Models, find_equal_groups, stack_rewards
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
 from cohort.types import Rollout
 from conftest import collect_batch, rollout, tiny_policy
@@ -316,7 +316,7 @@ def test_a_group_is_silent_only_if_all_is_equal_that_a_users_advantage_reads():
 
     def silent(function) -> list[bool]:
         choice = make_choice("advantage", function, "mine:f", (), {})
-        return find_silent_groups(rollouts, choice, torch.ones(4, 2, dtype=torch.bool), {}).tolist()
+        return find_equal_groups(rollouts, choice, torch.ones(4, 2, dtype=torch.bool), {}).tolist()
 
     assert silent(lambda success_PG, rewards_PG: None) == [True, False, False, True]
     assert silent(lambda steps_N, rewards_PG: None) == [True, True, False, False]
@@ -573,7 +573,7 @@ def test_what_nobody_judged_is_neither_right_nor_wrong():
 
 
 def test_process_supervision_without_a_single_step_is_refused():
-    with pytest.raises(RewardError, match=r"'process'.*no reward function gave any.*\[\(position, reward\), \.\.\.\]"):
+    with pytest.raises(RewardError, match=r"'process'.*no reward function returned any.*\[\(position, reward\), \.\.\.\]"):
         batch_of(grid([[1.0, 0.0]]), "group_size=2", "algorithm.name=grpo_process")
 
 

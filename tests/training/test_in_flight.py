@@ -17,7 +17,7 @@ from cohort.errors import EngineError, Interrupted, RecipeError, RewardError, Ru
 from cohort.session import resume
 from cohort.training import build
 from cohort.training.in_flight import InFlight
-from cohort.training.judging import RewardJudge
+from cohort.training.rollouts import RewardScorer
 from cohort.training.state import Batch, TrainState
 from cohort.types import Completion, Request
 from session_tools import rows_of, tiny, train_tiny
@@ -205,13 +205,13 @@ def test_a_group_that_becomes_too_old_is_dropped_and_counted(tmp_path, monkeypat
 
 
 def test_groups_on_their_way_are_limited(tmp_path, monkeypatch, swapping):
-    most, ask = [], InFlight._ask_more
+    most, ask = [], InFlight._request_more
 
     def note(self: InFlight, until: int) -> None:
         ask(self, until)
         most.append(self.held.count)
 
-    monkeypatch.setattr(InFlight, "_ask_more", note)
+    monkeypatch.setattr(InFlight, "_request_more", note)
     train_tiny(tmp_path, **SETTINGS, **{"ahead.max_staleness": 1})
     assert set(most) == {8, 4}
     assert most[:5] == [8] * 5
@@ -238,7 +238,7 @@ def test_an_interrupted_run_keeps_what_is_sampled_and_asks_for_the_rest_again(tm
         if self.step == 0:
             component = self.components["in_flight"]
             with component.changed:
-                component.changed.wait_for(lambda: component.held.asked == [7], 60)
+                component.changed.wait_for(lambda: component.held.requested == [7], 60)
             held.extend(group.place for group in (*component.held.sampled, *component.held.scoring, *component.held.scored))
             raise Interrupted("SIGTERM")
 
@@ -257,16 +257,16 @@ def test_an_interrupted_run_keeps_what_is_sampled_and_asks_for_the_rest_again(tm
 
 
 def test_problems_and_limits_have_words_and_a_resume_goes_on(tmp_path, monkeypatch, swapping):
-    score = RewardJudge.score
+    score = RewardScorer.score
 
-    def fail(self: RewardJudge, *args: Any) -> Any:
+    def fail(self: RewardScorer, *args: Any) -> Any:
         raise RewardError("the verifier is on holiday")
 
     with monkeypatch.context() as broken:
-        broken.setattr(RewardJudge, "score", fail)
+        broken.setattr(RewardScorer, "score", fail)
         with pytest.raises(RewardError, match="the verifier is on holiday"):
             train_tiny(tmp_path, **SETTINGS)
-    assert RewardJudge.score is score
+    assert RewardScorer.score is score
     assert resume(tmp_path / "run").status == "finished"
     never = threading.Event()
 
@@ -300,7 +300,7 @@ def test_recipes_that_cannot_be_sampled_in_flight_are_refused(tmp_path, changed,
 
 
 def test_an_engine_that_cannot_swap_is_refused_by_name(tmp_path):
-    with pytest.raises(EngineError, match=r'ahead.in_flight: weights are swapped .* and engine "local" cannot'):
+    with pytest.raises(EngineError, match=r'ahead.in_flight: engine "local" cannot swap weights'):
         train_tiny(tmp_path, **SETTINGS)
 
 

@@ -222,7 +222,7 @@ def test_two_signals_at_once_are_one(world):
     ]
     child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=traps)
     assert child.wait() == 130, child.output
-    assert "SIGTERM: saved. Go on with" in child.output
+    assert "SIGTERM: saved. Resume with" in child.output
     finish(server, run)
     assert differences(run, whole) == []
 
@@ -241,8 +241,8 @@ def test_a_second_signal_does_not_wait_and_the_run_says_what_it_cost(world, wher
     assert child.wait() == 130, child.output
     assert "Traceback" not in child.output
     assert (
-        "SIGINT, a second signal: nothing was saved after step 2. The newest checkpoint is step-2, and the run resumes from it. "
-        f"Go on with: cohort resume {run}"
+        "SIGINT, a second signal: nothing was saved after step 2. The newest checkpoint is step-2. "
+        f"Resume with: cohort resume {run}"
     ) in " ".join(child.output.split())
     assert summary_of(run)["status"] == "interrupted"
     assert checkpoint.list_checkpoints(run / "checkpoints")[-1].name == "step-2"
@@ -257,14 +257,14 @@ def test_a_signal_while_starting_is_an_interruption_too(world):
     trap = Trap("cohort.training.build:load_policy", 1, signal=signal.SIGTERM)
     child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=[trap])
     assert child.wait() == 130, child.output
-    assert f"SIGTERM: nothing to save yet. Go on with: cohort resume {run}" in child.output
+    assert f"SIGTERM: nothing to save yet. Resume with: cohort resume {run}" in child.output
     trap = Trap("cohort.observe.monitors:build_monitors", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
     trap = Trap("cohort.rewards.runner:RewardRunner.start", 1, signal=signal.SIGTERM)
     child = server.run("resume", run, traps=[trap])
     assert child.wait() == 130, child.output
-    assert f"SIGTERM: ended at once. Go on with: cohort resume {run}" in child.output
+    assert f"SIGTERM: ended at once. Resume with: cohort resume {run}" in child.output
     assert "Traceback" not in child.output
     assert summary_of(run)["status"] == "interrupted"
     finish(server, run)

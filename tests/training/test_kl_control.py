@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from cohort.training.kl_control import move_coefficient
+from cohort.training.stages import move_coefficient
 
 
 class Control:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -14,7 +16,7 @@ from cohort import session
 from cohort.errors import PromptError
 from cohort.recipe.file import build_recipe
 from cohort.training import build
-from cohort.training.preflight import describe_generation
+from cohort.training.preflight import check_sampling
 from model_zoo import edit_config, make_tokenizer, spoilt, whole_model
 from session_tools import summary_of, tiny, train_tiny
 
@@ -61,7 +63,7 @@ def test_a_template_of_ones_own_stays_with_the_run_and_trusted_code_is_named(tmp
         interrupt_at(patch, 2)
         assert train_tiny(tmp_path, **recipe).status == "interrupted"
     first = " ".join(capsys.readouterr().out.split())
-    assert f"trust_remote_code: Python code that ships with model.source {model} runs here" in first
+    assert f"trust_remote_code: Python code from model.source {model} runs here" in first
     assert "chat template of prompts.chat_template, told style robot" in first
     run = tmp_path / "run"
     assert tomllib.loads((run / "recipe.toml").read_text())["prompts"]["chat_template"] == TEMPLATE
@@ -97,16 +99,15 @@ def test_sets_take_the_arguments_of_training_unless_they_have_their_own(tmp_path
     assert ends["texts"] == "0?"
     # What no template renders cannot be told anything.
     idle = build_recipe(recipe.model_dump() | {"prompts": recipe.prompts.model_dump() | {"system": ""}})
-    with pytest.raises(PromptError, match=r"prompts\.template_args: the prompts are texts"):
+    with pytest.raises(PromptError, match=r"prompts\.template_args: all prompts are plain text"):
         build.encode_data(idle, data, policy, build.make_training_sampling(idle, policy))
 
 
-def test_what_the_generation_config_would_cut_is_named(tmp_path):
-    class Parts:
-        policy = build.load_policy(tiny(tmp_path, **words(tmp_path, whole_model())), build.Data([], {}, None))
-
-    assert describe_generation(Parts) == "the checkpoint's generation_config is not used"
+def test_ignored_settings_of_the_generation_config_are_named(tmp_path):
+    recipe = tiny(tmp_path, **words(tmp_path, whole_model()))
+    policy = build.load_policy(recipe, build.Data([], {}, None))
+    run: Any = SimpleNamespace(policy=policy, sampling=build.make_training_sampling(recipe, policy))
+    assert "generation_config" not in check_sampling(run).text
     for name, value in {"top_p": 0.8, "repetition_penalty": 1.05, "min_p": 0.02, "max_new_tokens": 9}.items():
-        setattr(Parts.policy.model.generation_config, name, value)
-    named = describe_generation(Parts).partition(" is not used: ")[2].split(", ")
-    assert sorted(named) == ["min_p 0.02", "repetition_penalty 1.05", "top_p 0.8"]
+        setattr(policy.model.generation_config, name, value)
+    assert "generation_config: top_p 0.8, min_p 0.02, repetition_penalty 1.05)" in check_sampling(run).text

@@ -6,7 +6,7 @@ import pytest
 
 from cohort.rewards.contract import Scored
 from cohort.rewards.penalties import overlong_penalty
-from cohort.training.judging import penalize_overlong
+from cohort.training.rollouts import penalize_overlong
 from cohort.types import UNSCORED, Completion, Outcome
 
 

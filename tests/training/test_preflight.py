@@ -12,7 +12,7 @@ from cohort.errors import RunError
 from cohort.recipe.values import Materials
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.runner import RewardRunner
-from cohort.training.preflight import check_golds
+from cohort.training.preflight import check_reference_answers
 from cohort.types import Prompt
 from session_tools import tiny
 
@@ -29,7 +29,7 @@ def check_reward(function, *, steps=1, data="policy", sets=(), **part):
     policy = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [0] * len(text)})
     with RewardRunner([RewardPart("checked", function, **part)], workers=1) as runner:
         parts = SimpleNamespace(rewards=runner, recipe=recipe, policy=policy, evaluation_sets=sets)
-        return check_golds(parts, PROMPTS)[0]
+        return check_reference_answers(parts, PROMPTS)[0]
 
 
 def is_right(text, answer):
@@ -81,7 +81,7 @@ def here(function):
 def test_no_reference_answer_can_be_scored(function, told):
     check = check_reward(here(function))
     assert (check.level, check.blocks) == ("failure", True)
-    assert "the reward functions fail on gold answers: reward 'checked' failed on" in check.text
+    assert "the reward functions fail on reference answers: reward 'checked' failed on" in check.text
     assert told in check.text
     assert check.text.endswith("A text that a reward cannot read has to score 0.0: fix the function.")
 
@@ -121,7 +121,7 @@ def test_the_run_stops_before_its_first_step_and_says_why(tmp_path):
         return [0.0] * len(completions)
 
     recipe = tiny(tmp_path, **{"rewards": [{"function": "python:mine"}], "cold_start.num_steps": 0, "train.num_steps": 1})
-    words = r"golds: (?s:.*)reward 'mine' failed on (?s:.*)ZeroDivisionError: the right answer(?s:.*)fix the function"
+    words = r"answers: (?s:.*)reward 'mine' failed on (?s:.*)ZeroDivisionError: the right answer(?s:.*)fix the function"
     with pytest.raises(RunError, match=words):
         session.start(recipe, Materials(functions={"python:mine": mine}))
     assert not (tmp_path / "run" / "metrics.jsonl").exists()

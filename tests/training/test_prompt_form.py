@@ -53,12 +53,12 @@ def list_warnings(folder: Any, template: str | None, rows: Any, **words: Any) ->
         name="run",
         **WORDS | words,
     )
-    return [text for text in watch.heard if "tuned on chats" in text]
+    return [text for text in watch.heard if "this is a chat model" in text]
 
 
 def test_one_warning_with_the_fix(tmp_path):
     (line,) = list_warnings(tmp_path, ENDS, ROWS)
-    assert "warning: prompts: the model is tuned on chats" in line
+    assert "warning: prompts: this is a chat model" in line
     for fix in ("prompts.system", '"prompt": [{"role": "user", "content": ...}]', 'prompts.template = "{prompt}"'):
         assert fix in line
 

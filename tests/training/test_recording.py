@@ -23,7 +23,7 @@ from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import DUPLICATE, NUMBERS, WRONG_REWARDED, read_index, read_tokens
 from cohort.observe.run_folder import RunFolder, find_losses
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.training import recording
+from cohort.training import stages
 from cohort.training.state import TrainState
 from cohort.training.trace import TokenTrace, Traced, list_numbers
 from cohort.training.updates import Measured, TokenValues
@@ -265,7 +265,7 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     def full(*args):
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(recording, "append_rows", full)
+    monkeypatch.setattr(stages, "append_rows", full)
     reports: list[str] = []
     parts: Any = SimpleNamespace(
         recipe=SimpleNamespace(monitors=SimpleNamespace(rollouts_every=1, tokens_every=0)),
@@ -273,8 +273,8 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
         folder=RunFolder(tmp_path),
     )
     state: Any = SimpleNamespace(batch=SimpleNamespace(rollouts=[], advantages_N=[]))
-    recording.record_step(parts, state, 1)
-    recording.record_step(parts, state, 2)
+    stages.record_step(parts, state, 1)
+    stages.record_step(parts, state, 2)
     assert len(reports) == 1
     assert "no space left on device" in reports[0]
     assert "Training continues" in reports[0]

@@ -39,7 +39,7 @@ def test_changed_data_is_refused_and_restored_data_goes_on(tmp_path, monkeypatch
         interrupt_at(patch, 2)
         assert train_tiny(tmp_path, **{"prompts.source": str(file), "prompts.args": {}}).status == "interrupted"
     write_rows(file, seed=5)
-    with pytest.raises(RunError, match=r"not those the run was started with .*data\.jsonl"):
+    with pytest.raises(RunError, match=r"have changed since the run was started .*data\.jsonl"):
         session.resume(tmp_path / "run")
     write_rows(file)
     assert session.resume(tmp_path / "run").status == "finished"
@@ -59,7 +59,7 @@ def test_a_changed_starting_model_is_refused_as_reference(tmp_path, monkeypatch)
         interrupt_at(patch, 2)
         train_tiny(tmp_path, **{"model.source": str(folder), "cold_start.num_steps": 0, "algorithm.kl_coef": 0.01})
     save_model(1)
-    with pytest.raises(RunError, match="no longer holds the weights the run started from"):
+    with pytest.raises(RunError, match="no longer holds the weights that the run started from"):
         session.resume(tmp_path / "run")
     save_model(0)
     assert session.resume(tmp_path / "run").status == "finished"

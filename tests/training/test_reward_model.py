@@ -18,9 +18,16 @@ from cohort.model.optim import Optimizer
 from cohort.model.policy import Policy
 from cohort.recipe.sections import RewardModelConfig
 from cohort.rewards.contract import Scored
-from cohort.training.learned_scorer import LearnedScorer
 from cohort.training.reward_data import Labelled, Replay, is_held_back, label, list_groups, list_pairs
-from cohort.training.reward_model import RewardModel, compute_auc, compute_fit_losses, fill, list_fit_units, measure_ranking
+from cohort.training.reward_model import (
+    LearnedScorer,
+    RewardModel,
+    compute_auc,
+    compute_fit_losses,
+    fill,
+    list_fit_units,
+    measure_ranking,
+)
 from cohort.types import Completion, Outcome, Prompt, Rollout
 from conftest import gradients, make_norms_float64, relative_difference, tiny_policy
 
@@ -148,7 +155,7 @@ def test_a_model_that_looks_ahead_is_refused():
 
     shape = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 17}
     model = BertForSequenceClassification(BertConfig(**shape, num_labels=1))
-    with pytest.raises(ModelError, match="BertForSequenceClassification: no backbone with a linear head `score`"):
+    with pytest.raises(ModelError, match="BertForSequenceClassification: not a backbone with a linear scalar head `score`"):
         RewardModel(model, None, settings(), torch.float32)
     reward_model = make()
     for layer in reward_model.model.model.layers:
@@ -413,7 +420,7 @@ def test_what_is_no_reward_model_of_this_policy_is_refused(tmp_path: Path):
     reward_model = make(policy=policy)
     reward_model.tokenizer.add_tokens(["~"])
     reward_model.save(tmp_path / "foreign")
-    with pytest.raises(ModelError, match="another vocabulary than the policy"):
+    with pytest.raises(ModelError, match="a different vocabulary than the policy"):
         RewardModel.from_pretrained(str(tmp_path / "foreign"), policy, settings(), torch.float32)
 
 
@@ -474,7 +481,7 @@ def test_replay_survives_a_checkpoint(tmp_path):
     save_file(empty.state()[0], tmp_path / "empty.safetensors")
     restored.load_state(load_file(tmp_path / "empty.safetensors"), empty.state()[1])
     assert restored.items == []
-    with pytest.raises(CheckpointError, match=r"\[96\] completions where 5 were saved"):
+    with pytest.raises(CheckpointError, match=r"\[96\] completions, but 5 were saved"):
         restored.load_state(tensors, {"completions": 5})
     with pytest.raises(CheckpointError, match="token ids where its lengths add up to"):
         restored.load_state({**tensors, "prompt_ids": tensors["prompt_ids"][1:]}, document)
@@ -534,7 +541,7 @@ def test_agreement_needs_both_verdicts_and_a_name_is_taken_once():
 def test_a_score_that_is_not_finite_is_a_fault(monkeypatch):
     scorer, prompts, completions = learned([True, False, True, False])
     monkeypatch.setattr(scorer.reward_model, "score", lambda rows, budget: [0.5, math.nan, 1.5, 1.0])
-    with pytest.raises(RewardError, match="no finite score to 1 of 4 completions of step 3"):
+    with pytest.raises(RewardError, match="not finite for 1 of 4 completions of step 3"):
         scorer.score(prompts, completions, step=3, num_steps=60)
     scored = replace(scorer, max_fault_share=0.25).score(prompts, completions, step=3, num_steps=60)
     assert scored.outcomes[1].reward is None

@@ -8,6 +8,7 @@ import math
 import pytest
 import torch
 
+from cohort.algorithms.refill import explain_difficulty
 from cohort.base.stopwatch import Stopwatch
 from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Capabilities
@@ -15,8 +16,7 @@ from cohort.errors import PromptError, RecipeError
 from cohort.recipe.file import build_recipe
 from cohort.rewards.contract import Scored
 from cohort.session import start
-from cohort.training.drawing import begin_drawing, finish_drawing, merge_metrics, why_not_full
-from cohort.training.sources import SampledSource
+from cohort.training.rollouts import SampledSource, begin_collection, finish_collection, merge_metrics
 from cohort.types import Completion, Outcome, Prompt, Sampling
 from session_tools import prove_others, rows_of, tiny, train_tiny, tree
 
@@ -61,13 +61,14 @@ def collect(verdicts: list[str], wanted: int, rounds: int) -> tuple[object, Scri
     stream, sampling = PromptStream(prompts, 0, shuffle=False), Sampling(2, 1.0, 3, (1,))
     source = SampledSource(recipe.seed, scripted, sampling, lambda: {"weight": 1})
     source.sync(0)
-    drawn = begin_drawing(recipe, 10, 0)
+    drawn = begin_collection(recipe, 10, 0)
     while drawn.missing:
         chosen = drawn.next_prompts(stream)
-        completions_PG = source.complete(chosen, 1, len(drawn.groups), Stopwatch())
+        completions_PG = source.complete(chosen, 1, drawn.drawn, Stopwatch())
         drawn = drawn.add_round(chosen, completions_PG, scripted.score(chosen, completions_PG, 1), source.metrics())
-    said += filter(None, [why_not_full(drawn, 1)])
-    return finish_drawing(drawn, 0, sampled=True, keyed=True), scripted, said
+    if drawn.is_short:
+        said.append(explain_difficulty(drawn.counts, 1, drawn.wanted))
+    return finish_collection(drawn, 0, sampled=True, keyed=True), scripted, said
 
 
 def test_groups_without_both_outcomes_are_replaced_from_the_stream():
@@ -266,5 +267,5 @@ def test_temperature_zero_is_still_refused_and_a_group_of_one_is_fine_where_noth
 def test_written_completions_that_do_not_fit_the_model_are_refused_by_row(tmp_path):
     rows = pair_rows()
     rows[7]["rejected"] = ">" + "1" * 40
-    with pytest.raises(PromptError, match=r"pairs, row 7: .* 46 tokens together, and the model has 32 positions"):
+    with pytest.raises(PromptError, match=r"pairs, row 7: .* 46 tokens, but the model has 32 positions"):
         start(dpo_recipe(tmp_path, rows, **{"evaluation.held_out": 0.0, "evaluation.samples": 0}))

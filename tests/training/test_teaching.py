@@ -25,11 +25,11 @@ from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import CriticConfig, OptimizerConfig, ScratchConfig, TeacherConfig
 from cohort.tools.doctor import run_doctor
 from cohort.training import preflight
-from cohort.training.drawing import Collected
+from cohort.training.credit import score_with_teacher
 from cohort.training.experience import Models
 from cohort.training.objective import token_loss
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
-from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
 from conftest import collect_batch, gradients, ragged_examples, relative_difference, rollout, tiny_policy
 from session_tools import rows_of, tiny, train_tiny
@@ -67,7 +67,7 @@ def test_every_token_is_credited_with_its_own_gap():
     """coef (log pi_teacher - log mu) on top of its advantage, both at the sampling temperature; masked tokens get nothing."""
     examples = sampled(ragged_examples(policy()))
     examples[2].loss_mask_T[3:5] = False
-    lesson = hear_teacher(teacher(0.5), examples, 20)
+    lesson = score_with_teacher(teacher(0.5), examples, 20)
     gaps, taught = [], lesson.add_to(examples)
     for before, after in zip(examples, taught, strict=True):
         theirs_T = logprobs_by_hand(teacher().policy, before.prompt_ids, before.completion_ids)
@@ -84,10 +84,10 @@ def test_every_token_is_credited_with_its_own_gap():
 def test_without_a_teacher_or_without_tokens_nothing_is_said():
     examples = ragged_examples(policy())
     together = join_examples(examples)
-    assert hear_teacher(None, examples, 20).add_to(together) is together
-    assert hear_teacher(None, examples, 20).metrics == {}
+    assert score_with_teacher(None, examples, 20).add_to(together) is together
+    assert score_with_teacher(None, examples, 20).metrics == {}
     masked = [replace(example, loss_mask_T=torch.zeros_like(example.loss_mask_T)) for example in examples]
-    assert hear_teacher(teacher(), masked, 20).metrics == {}
+    assert score_with_teacher(teacher(), masked, 20).metrics == {}
 
 
 # -- the gradient --------------------------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(length, coef):
     examples = sampled([Example(place, 0, prompt, one, all_tokens, nothing, nothing) for place, one in enumerate(completions)])
     probabilities = [float(example.sampling_logprobs_T.sum().exp()) for example in examples]
     assert sum(probabilities) == pytest.approx(1.0, abs=1e-12)
-    taught = hear_teacher(teacher(coef), examples, 10_000).add_to(examples)
+    taught = score_with_teacher(teacher(coef), examples, 10_000).add_to(examples)
     minibatch = pack(
         taught,
         aggregation=lambda lengths_N, groups_N, longest: probabilities,

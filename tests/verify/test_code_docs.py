@@ -1,4 +1,4 @@
-"""docs/code-rewards.md: its examples give what the page says, and its tables name what the code has."""
+"""docs/code-rewards.md: its examples give the values on the page, and its tables are complete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cohort_verify.code.reward import code_tests
-from cohort_verify.code.trial import LIMIT_WORDS
+from cohort_verify.code.trial import LIMIT_ENDS
 from cohort_verify.sandbox import JailUnavailable, find_tier
 
 PAGE = (Path(__file__).parents[2] / "docs" / "code-rewards.md").read_text(encoding="utf-8")
@@ -38,5 +38,5 @@ def test_the_page_names_every_argument_and_verdict() -> None:
         "completions", "prompts", "prefilled", "columns", "log_verdict", "log_extra", "log_metric",
     }  # fmt: skip
     assert {name for name in arguments if f"`{name}`" not in PAGE} == set()
-    words = {"right", "wrong", "error", "no_answer", "unparsed", "infrastructure", *LIMIT_WORDS.values()}
+    words = {"right", "wrong", "error", "no_answer", "unparsed", "infrastructure", *LIMIT_ENDS.values()}
     assert {word for word in words if f"`{word}`" not in PAGE} == set()

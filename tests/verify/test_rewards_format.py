@@ -1,4 +1,4 @@
-"""Rewards for the form: <think> and <answer> in their places, and nothing that only looks like content."""
+"""Rewards for the form: <think> and <answer> in their places, with real content."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from cohort.rewards import exact_match, math_answer
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.runner import RewardRunner
-from cohort.training.preflight import asks_for_form, check_golds
+from cohort.training.preflight import check_reference_answers, rewards_format
 from cohort.types import Prompt
 from cohort_verify.format import has_content, regex_format, think_answer_format, think_format
 from session_tools import only_boxed
@@ -133,13 +133,13 @@ def golds_check(outcome, *formats, rows=None, **args):
             cold_start=SimpleNamespace(completion_column="demonstration"), train=SimpleNamespace(num_steps=1)
         )
         policy = SimpleNamespace(tokenizer=lambda text, add_special_tokens: {"input_ids": [0] * len(text)})
-        right, shuffled = check_golds(SimpleNamespace(rewards=runner, recipe=recipe, policy=policy), prompts)
+        right, shuffled = check_reference_answers(SimpleNamespace(rewards=runner, recipe=recipe, policy=policy), prompts)
     assert (shuffled.level, shuffled.text) == ("ok", "0 of 8 answers of other rows score as success")
     return right.level, right.text
 
 
-def test_golds_score_in_the_form_that_is_asked_for():
-    accepted = "8 of 8 gold answers score as success in a form that"
+def test_reference_answers_score_in_the_required_form():
+    accepted = "8 of 8 reference answers score as success in a format that"
     assert golds_check(math_answer, "think_answer_format") == ("ok", f"{accepted} think_answer_format accepts")
     assert golds_check(math_answer, think_format, think_answer_format) == (
         "ok",
@@ -153,24 +153,24 @@ def test_golds_score_in_the_form_that_is_asked_for():
 
 
 @pytest.mark.parametrize("outcome", [only_boxed, exact_match])
-def test_golds_that_score_only_in_another_form_are_reported(outcome):
+def test_reference_answers_that_score_only_in_another_form_are_reported(outcome):
     """The policy would be paid for a form in which it can never succeed."""
     level, text = golds_check(outcome, think_answer_format)
     assert level == "warning"
-    assert text.startswith("0 of 8 gold answers score as success in a form that think_answer_format accepts. Look at")
-    assert golds_check(outcome) == ("ok", "8 of 8 gold answers score as success")
+    assert text.startswith("0 of 8 reference answers score as success in a format that think_answer_format accepts. Check")
+    assert golds_check(outcome) == ("ok", "8 of 8 reference answers score as success")
 
 
 def test_a_form_that_no_wrapping_has_is_named():
     """A form of the recipe's own may be none that is tried here: then the usual ones say what they can."""
     only_mine = golds_check(math_answer, regex_format, pattern=r"FINAL: \d+")
-    assert only_mine == ("ok", "8 of 8 gold answers score as success, though not in a form for regex_format")
+    assert only_mine == ("ok", "8 of 8 reference answers score as success, though not in a form for regex_format")
     shown = [{"answer": str(number), "demonstration": f"#### {number}"} for number in range(40, 48)]
     assert golds_check(math_answer, think_format, rows=shown)[1].endswith(", though not in a form for think_format")
 
 
 def test_which_parts_ask_for_a_form():
     for function in (think_format, "think_format", "cohort.rewards:think_answer_format", "regex_format"):
-        assert asks_for_form(function)
+        assert rewards_format(function)
     for function in (math_answer, "math_answer", "mine:think_format", "cohort_verify.format:score_form", only_boxed):
-        assert not asks_for_form(function)
+        assert not rewards_format(function)

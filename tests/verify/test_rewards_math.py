@@ -1,4 +1,4 @@
-"""math_answer, exact_match and the format rewards: verdicts on a table, and no text that breaks or slows them."""
+"""math_answer, exact_match and the format rewards: verdicts on a table, and texts that might break or slow them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cohort.errors import RewardError
 from cohort.rewards import BUILT_IN, built_in, exact_match, math_answer, regex_format, think_format
 from cohort.rewards.learned.judge_client import write_value as shown_to_the_judge
 from cohort_verify.math.answer import Comparer
-from cohort_verify.math.find import find_answer, write_cell, write_gold
+from cohort_verify.math.find import find_answer, write_cell, write_reference
 from cohort_verify.math.readers import read_answer, read_parts
 from cohort_verify.math.text import LOOSE_SPACE, REPLACEMENTS, normalise, unify_characters
 from rewards_page import BEGIN, END, insert_list, make_page
@@ -219,8 +219,8 @@ def test_tolerance_is_absolute_and_exact_at_the_edge():
     "gold",
     ["", "  ", "$", ".", None, True, float("nan"), float("inf"), [4], {"a": 4}, r"\boxed{4", "#### ", "9" * 5000, 10**2000],
 )
-def test_unusable_gold_raises_and_is_shown(gold):
-    with pytest.raises(ValueError, match="unusable gold answer") as caught:
+def test_an_unusable_reference_answer_raises_and_is_shown(gold):
+    with pytest.raises(ValueError, match="unusable reference answer") as caught:
         math_answer([""], [gold])
     if isinstance(gold, str) and gold and len(gold) < 100:
         assert repr(gold) in str(caught.value)
@@ -249,7 +249,7 @@ def test_unusable_gold_raises_and_is_shown(gold):
     ],
 )
 def test_a_number_counts_as_itself_whatever_holds_it(gold, text):
-    assert write_gold(gold) == write_cell(gold) == text
+    assert write_reference(gold) == write_cell(gold) == text
     assert math_answer([rf"\boxed{{{text}}}", r"\boxed{99}"], [gold, gold]) == [1.0, 0.0]
     assert exact_match([text, "99"], [gold, gold]) == [1.0, 0.0]
     assert math_answer.unusable(answer=[gold]) == [None]
@@ -272,17 +272,17 @@ def test_a_column_may_be_a_tensor():
 )  # fmt: skip
 def test_what_holds_no_number_is_refused_by_name(gold):
     for function in (math_answer, exact_match):
-        with pytest.raises(ValueError, match=r"^unusable gold answer"):
+        with pytest.raises(ValueError, match=r"^unusable reference answer"):
             function([str(gold)], [gold])
     (reason,) = math_answer.unusable(answer=[gold])
     assert repr(gold)[:50] in reason
 
 
-def test_gold_column_must_be_a_list_of_the_right_length():
+def test_the_answer_column_must_be_a_list_of_the_right_length():
     for single in ("42", torch.tensor(42), np.array(42), 42):
-        with pytest.raises(TypeError, match="one gold answer per completion"):
+        with pytest.raises(TypeError, match="one reference answer per completion"):
             math_answer(["4", "2"], single)
-    with pytest.raises(ValueError, match="1 gold answers for 2 completions"):
+    with pytest.raises(ValueError, match="1 reference answers for 2 completions"):
         math_answer(["4", "2"], ["4"])
 
 
@@ -292,7 +292,7 @@ def test_exact_match():
     assert exact_match(completions, ["Paris"] * 5, ignore_case=True) == [1.0, 1.0, 0.0, 1.0, 1.0]
     assert exact_match(["7"], [7]) == [1.0]
     assert exact_match.extract("PARIS ", ignore_case=True) == "paris"
-    with pytest.raises(ValueError, match="unusable gold"):
+    with pytest.raises(ValueError, match="unusable reference"):
         exact_match([""], [""])
 
 

@@ -114,7 +114,7 @@ def test_an_object_that_extends_a_built_in_arrives_as_that_built_in(returned, ex
 @pytest.mark.parametrize(
     "returned", ["object()", "(i for i in [1])", "range(3)", "lambda: 1", "cycle()", "deep(150)", "[0] * 2_000_000"]
 )
-def test_what_is_not_plain_is_said_so(returned):
+def test_values_that_are_not_plain_are_reported(returned):
     program = f"def cycle():\n    a = []\n    a.append(a)\n    return a\ndef deep(n):\n    a = []\n    for _ in range(n): a = [a]\n    return a\ndef f(): return {returned}"
     reply = run_calls(program, [Call("f")]).replies[0]
     assert reply is not None
@@ -325,14 +325,14 @@ def test_a_quick_script_loses_nothing_of_what_it_printed(tier):
 
 def test_nothing_is_sent_into_a_jail_before_its_clock_is_known(tier, monkeypatch):
     """A program that ends at once was gone before a busy host had looked for its process, and no program was judged."""
-    monkeypatch.setattr(Jail, "_look", lambda self, hearing=False: None)
+    monkeypatch.setattr(Jail, "_check_limits", lambda self, receiving=False: None)
     known = []
 
-    def ask(self, request, ask=Jail.ask_raw):
+    def ask(self, request, ask=Jail.request):
         known.append(self._watch.pid)
         return ask(self, request)
 
-    monkeypatch.setattr(Jail, "ask_raw", ask)
+    monkeypatch.setattr(Jail, "request", ask)
     with Jail("script", "import sys\nsys.exit(0)\n", Limits()) as jail, pytest.raises(ProcessEnded) as ended:
         jail.wait()
     assert ended.value.kind == "exit"
@@ -344,16 +344,16 @@ def test_a_reply_in_time_counts_however_late_the_host_looks(tier):
     """A host that was held up between the reply and its own look at the clock does not charge the program for it."""
 
     def ask_and_be_late(jail: Jail) -> None:
-        jail.tell(("f", (), {}))
+        jail.send(("f", (), {}))
         jail._take_turn()
         assert select.select([jail._pipes["replies"]], [], [], 60)[0]
         jail._watch.deadline = time.monotonic() - 1
 
     limits = Limits(wall_s=60)
     with Jail("calls", "def f(): return 1", limits) as jail:
-        assert jail.hear()[0] == "loaded"
+        assert jail.receive()[0] == "loaded"
         ask_and_be_late(jail)
-        assert jail.hear()[0] == "value"
+        assert jail.receive()[0] == "value"
         jail.charge(limits)
         ask_and_be_late(jail)
         with pytest.raises(ProcessEnded) as ended:  # a reply that nobody waits for keeps nothing alive
@@ -372,7 +372,7 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize("end", AT_ONCE)
-def test_what_a_program_does_at_once_is_its_own_doing(end, tier, monkeypatch):
+def test_immediate_failures_are_the_programs_fault(end, tier, monkeypatch):
     """However late a busy host comes to read that the jail is closed: no program of a jail that did not start has begun."""
     if (tier, end) == ("bubblewrap", "files"):
         pytest.skip("a file system of its own has no limit on depth")
@@ -398,7 +398,7 @@ def test_standard_input_does_not_depend_on_who_else_was_forked():
     assert run_script(program, "ab" * 500).stdout == "1000\nOSError\n"
 
 
-def test_test_code_that_does_not_load_is_nobodys_failure():
+def test_test_code_that_does_not_load_fails_no_program():
     result = run_checks("def f(): return 1", ["assert f() == 1"], ["f"], setup="import no_such_module")
     assert [check.passed for check in result.checks] == [None]
 
@@ -671,7 +671,7 @@ def test_many_questions_are_answered_in_order_from_any_thread(worker_module):
     pool.close()
 
 
-def test_an_idle_worker_that_died_is_nobodys_failure(worker_module):
+def test_an_idle_worker_that_died_is_replaced_without_a_failure(worker_module):
     pool = WorkerPool(worker_module, Limits(), size=1)
     try:
         assert pool.ask(["echo", 1]).value == 1
@@ -763,9 +763,9 @@ def test_a_worker_idle_for_long_is_not_charged(worker_module):
     jail = Jail("worker", worker_module, Limits(wall_s=0.2), packages=find_installed_packages())
     try:
         jail.stop_charging(60)
-        assert jail.hear() == ["loaded"]
+        assert jail.receive() == ["loaded"]
         time.sleep(0.5)
         jail.charge(Limits(wall_s=60))
-        assert jail.ask_raw(json.dumps(["echo", 5])) == ["value", 5]
+        assert jail.request(json.dumps(["echo", 5])) == ["value", 5]
     finally:
         jail.close()

@@ -55,7 +55,7 @@ class Trainer:
             f"vllm.wait_s={self.wait_s}",
             f"vllm.limit_s={self.limit_s}",
         ]
-        engine, _ = build.make_engine(find_recipe(WORDS[0], words), self.policy, say=self.said.append)
+        engine, _ = build.make_engine(find_recipe(WORDS[0], words), self.policy, report=self.said.append)
         assert isinstance(engine, VllmEngine)
         self.engine = engine
 

@@ -4,7 +4,7 @@ Every process holds the whole batch: rollouts are gathered, so nothing that is c
 shared out are draws (`block`) and micro-batches (`deal`), and what is joined are completions, scores and meters (`gather`),
 gradients (`add_up`) and decisions (`agree`): one process that must stop, skip or save takes the others along. Several
 processes are another class with these words (parallel/ranks.py), which is imported where torchrun has started this process
-(training/agreement.py).
+(training/launch.py).
 """
 
 from __future__ import annotations

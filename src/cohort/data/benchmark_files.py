@@ -11,7 +11,7 @@ r"""Rows as the well-known benchmarks write them, made into rows that the reward
 | mbpp       | text or prompt, test_list, challenge_test_list, test_setup_code or | prompt with the first test, tests (that one    |
 |            | test_imports, code                                                 | visible, the rest hidden), entry_point, demonstration |
 
-All other columns stay as they are. A row without a usable gold is an error that names its place and column: a gold that
+All other columns stay as they are. A row without a usable reference answer is an error that names its place and column: an answer that
 is guessed, or left empty, is a reward for the wrong thing. Dataset text is parsed here, never run.
 """
 
@@ -26,7 +26,7 @@ from typing import Any
 
 from cohort.errors import PromptError
 from cohort.recipe.sections import suggest_nearest
-from cohort_verify.math.find import GOLD_JOINT, join_boxes, merge_contents
+from cohort_verify.math.find import REFERENCE_JOINT, join_boxes, merge_contents
 from cohort_verify.text import find_boxes
 
 Row = dict[str, Any]
@@ -79,7 +79,7 @@ def last_box(solution: str) -> str:
     r"""Content of the last \boxed{...} or \fbox{...}; of "\boxed 5", what comes before its formula ends. "": none, or not closed.
 
     Boxes that only a comma or "and" joins are one list: \boxed{1} and \boxed{2}.
-    Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a gold that is a defect.
+    Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a reference answer that is a defect.
     """
     boxes = list(BOX.finditer(solution))
     if not boxes:
@@ -88,7 +88,7 @@ def last_box(solution: str) -> str:
     if solution[start : start + 1] == "{":
         tail = solution[boxes[-1].start() :]  # from its own backslash: in text that was escaped twice another stands before it
         content = next((tail[first:end].strip() for begin, first, end in find_boxes(tail) if not begin), "")
-        joined, _ = join_boxes(solution, GOLD_JOINT)
+        joined, _ = join_boxes(solution, REFERENCE_JOINT)
         return merge_contents(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)
     if len(line) == 2 and solution[start + len(line[0])] != "\n":

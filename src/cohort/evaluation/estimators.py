@@ -1,4 +1,4 @@
-"""Numbers about success, with intervals: pass@k, maj@k, mean@k, bootstrap, paired test. No torch, no config.
+"""Success rates with intervals: pass@k, maj@k, mean@k, bootstrap, paired test. No torch, no config.
 
 An evaluation draws n completions per problem. pass@k is the chance that at least one of k is right, maj@k that the majority answer of
 k is right, mean@k the share that is right. Each is estimated *per problem*, without bias, from all n completions, then averaged over

@@ -102,8 +102,8 @@ def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]
 
 def make_problem_key(prompt: Prompt) -> str:
     """16 hex digits that identify a problem by question and reference answer, in any run, row or chat template."""
-    gold = prompt.gold
-    return f"{keyed_hash('problem', make_content_key(prompt.content), '' if gold is None else gold):016x}"
+    answer = prompt.reference_answer
+    return f"{keyed_hash('problem', make_content_key(prompt.content), '' if answer is None else answer):016x}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -201,7 +201,7 @@ class SampledSet:
             {
                 "set": name,
                 "prompt": prompt.content,
-                "answer": None if prompt.gold is None else str(prompt.gold),
+                "answer": None if prompt.reference_answer is None else str(prompt.reference_answer),
                 "completions": [
                     {"text": completion.text, "reward": outcome.reward, "success": outcome.success}
                     for completion, outcome in zip(group, outcomes, strict=True)
@@ -229,12 +229,12 @@ def evaluate(
     """Sample `sampling.group_size` completions per problem, score each set with its rewards, and estimate."""
     started = time.monotonic()
     sampling, noise = replace(sampling, with_greedy=greedy), NoiseKey(seed, "evaluate", step=0)
-    asked = [pair for problems in prompts.values() for pair in zip(problems, key_draws(problems), strict=True)]
-    mine = asked[world.block(len(asked))]
+    draws = [pair for problems in prompts.values() for pair in zip(problems, key_draws(problems), strict=True)]
+    mine = draws[world.block(len(draws))]
     requests = [Request(prompt, draw, sample) for prompt, draw in mine for sample in range(sampling.completions)]
     # One call for all sets and the greedy completions: each decode step of a call reads the whole model.
     completions = world.compute(lambda: engine.generate(requests, sampling, noise))
-    groups_PG = iter(regroup(completions, len(asked), sampling.completions))
+    groups_PG = iter(regroup(completions, len(draws), sampling.completions))
     sets, counts, per_problem = {}, {}, {}
     rows: list[Mapping[str, Any]] = []
     for name, problems in prompts.items():
@@ -284,11 +284,11 @@ def estimate_set(
     for k in ks:
         numbers[f"pass@{k}"] = estimate([pass_at_k(sum(row), len(row), k) for row in success if len(row) >= k], resamples, seed)
     # Also 8, which most papers print; with more samples it is exact over all subsets.
-    judged = [
+    scored = [
         [o for row in rows for o in row if o.success is not None] for rows in pool(verdicts.problems, drawn.outcomes).values()
     ]
     for k in sorted({samples, min(8, samples)} - {0}):
-        numbers[f"maj@{k}"] = estimate_majority(judged, k, answers, resamples, seed)
+        numbers[f"maj@{k}"] = estimate_majority(scored, k, answers, resamples, seed)
     numbers[f"mean@{samples}"] = estimate([mean_at_k(row) for row in success if row], resamples, seed)
     if drawn.greedy:
         numbers["greedy"] = estimate(list(verdicts.greedy_verdicts().values()), resamples, seed)
@@ -297,10 +297,10 @@ def estimate_set(
     return numbers
 
 
-def estimate_majority(judged: Sequence[Sequence[Outcome]], k: int, answers: bool, resamples: int, seed: int) -> Estimate:
+def estimate_majority(scored: Sequence[Sequence[Outcome]], k: int, answers: bool, resamples: int, seed: int) -> Estimate:
     if not answers:
         return Estimate(None, None, None, NO_ANSWER)
-    votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in judged if row]
+    votes = [maj_at_k([o.answer for o in row], [bool(o.success) for o in row], min(k, len(row))) for row in scored if row]
     return estimate(votes, resamples, seed)
 
 

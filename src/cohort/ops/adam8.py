@@ -1,15 +1,15 @@
-"""AdamW whose two moments are held in 8 bits: 2.03 bytes per parameter instead of 8.
+"""AdamW with both moments in 8 bits: 2.03 bytes per parameter instead of 8.
 
-Values are coded in blocks of 256 beside one float32 scale, the largest magnitude of the block. What differs from the
-usual 8-bit optimizers:
+Values are encoded in blocks of 256 with one float32 scale, the largest magnitude of the block. Differences from the usual 8-bit
+optimizers:
 
-- The codes are roots: the first moment is +-(code / 127)^2, the second (code / 255)^4 of the scale. Relative precision then
+- The codes are roots: the first moment is +-(code / 127)^2 and the second (code / 255)^4 of the scale. Relative precision then
   falls slowly with the size of a value, and needs no table.
-- Rounding is drawn, not to the nearest. A second moment changes by a thousandth per step, its codes lie a sixtieth apart:
-  rounded to the nearest it would never move against its block again. Up or down with the probability that keeps its
-  expectation, it follows (tested). The draws are keyed by (tensor, step, element), so a resumed run repeats them.
-- A step cannot explode. A second moment above 0 never gets the code 0, and |m| is cut at the largest multiple of sqrt(v)
-  that exact moments can have (Cauchy and Schwarz), so no rounding can make a step larger than AdamW's largest.
+- Rounding is stochastic. A second moment changes by a thousandth per step while its codes are a sixtieth apart, so with rounding to
+  nearest it could get stuck. Stochastic rounding keeps its expectation (tested). The draws are keyed by (tensor, step, element), so a
+  resumed run repeats them.
+- A step cannot explode. A second moment above 0 never gets the code 0, and |m| is limited to the largest multiple of sqrt(v)
+  that exact moments can have (Cauchy and Schwarz), so rounding cannot make a step larger than AdamW's largest.
 
 One tensor is decoded at a time: on CUDA inside one kernel, elsewhere in pieces.
 """
@@ -31,15 +31,15 @@ from cohort.recipe.schema import OptimizerConfig
 
 BLOCK = 256
 SMALLEST = 4096
-"""Tensors below this keep float32 moments: norms and biases are few, and a whole layer hangs on each of their numbers."""
+"""Smaller tensors keep float32 moments. Norms and biases are few, and each of their values affects a whole layer."""
 PIECES = {"cpu": 1 << 16}
 LARGE_PIECE = 1 << 24
-"""Elements decoded at a time by the PyTorch twin, a multiple of BLOCK: what fits a CPU's cache, 1.3 GB on other devices."""
+"""Elements decoded at a time without the kernel, a multiple of BLOCK: sized for a CPU's cache, or 1.3 GB on other devices."""
 FIRST_LEVELS, SECOND_LEVELS = 127, 255
 ROUNDING_SLACK = 1.0 + 1e-5
-"""Above every float32 rounding of the bound, so that exact moments are never cut."""
+"""More than any float32 rounding of the bound, so that exact moments are never cut."""
 LARGEST, LARGEST_EXPONENT = 3e38, 700.0
-"""No bound: finite in float32, since 0 times infinity is not 0."""
+"""Stands for no bound. Finite in float32, because 0 times infinity is not 0."""
 
 
 @dataclass(frozen=True)
@@ -60,13 +60,13 @@ class Rule:
 
 
 def make_rule(step: int, rate: float, decay: float, beta1: float, beta2: float, epsilon: float) -> Rule:
-    """The rule of a tensor's update number `step`, from 1."""
+    """Return the rule of a tensor's update number `step`, from 1."""
     bound = (1.0 - beta1) * math.sqrt(sum_geometric(beta1 * beta1, beta2, step) / (1.0 - beta2)) * ROUNDING_SLACK
     return Rule(rate, decay, beta1, beta2, epsilon, 1.0 - beta1**step, math.sqrt(1.0 - beta2**step), min(bound, LARGEST))
 
 
 def sum_geometric(above: float, below: float, terms: int) -> float:
-    """sum of (above / below)^k over k < terms: what Cauchy and Schwarz leave of m = sum a_k g_k against v = sum b_k g_k^2."""
+    """Return the sum of (above / below)^k for k < terms: the Cauchy-Schwarz bound of m = sum a_k g_k by v = sum b_k g_k^2."""
     if above == 0.0:
         return 1.0
     ratio = above / below if below else math.inf
@@ -101,10 +101,6 @@ class Moments:
             torch.zeros(blocks, dtype=torch.float32, device=device),
         )
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(tensor.numel() * tensor.itemsize for tensor in self.tensors().values())
-
     def tensors(self) -> dict[str, Tensor]:
         return {name: getattr(self, name) for name in MOMENT_TENSORS}
 
@@ -116,7 +112,7 @@ MOMENT_TENSORS = ("first_codes", "first_scales", "second_codes", "second_scales"
 
 
 def encode_first(values_KE: Tensor, uniform_KE: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of signed values, one block per row; `uniform` in [0, 1) decides which neighbour is taken."""
+    """Encode signed values, one block per row. `uniform` in [0, 1) selects the upper or lower code. Returns (codes, scales)."""
     scales_K = values_KE.abs().amax(1)
     share_KE = values_KE.abs() / choose_divisor(scales_K)
     low_KE = (share_KE.sqrt() * FIRST_LEVELS).floor_().clamp_(max=FIRST_LEVELS - 1)
@@ -132,7 +128,7 @@ def decode_first(codes_KE: Tensor, scales_K: Tensor) -> Tensor:
 
 
 def encode_second(values_KE: Tensor, uniform_KE: Tensor) -> tuple[Tensor, Tensor]:
-    """(codes, scales) of values >= 0; one that is above 0 keeps a code above 0."""
+    """Encode values >= 0. Values above 0 keep a code above 0. Returns (codes, scales)."""
     scales_K = values_KE.amax(1)
     share_KE = values_KE / choose_divisor(scales_K)
     low_KE = (share_KE.sqrt().sqrt_() * SECOND_LEVELS).floor_().clamp_(max=SECOND_LEVELS - 1)
@@ -153,7 +149,7 @@ def raise_to_fourth(codes: Tensor) -> Tensor:
 
 
 def choose_divisor(scales_K: Tensor) -> Tensor:
-    """A block of zeros is divided by 1."""
+    """Return the scales with 0, of a block of zeros, replaced by 1."""
     return torch.where(scales_K > 0, scales_K, 1.0)[:, None]
 
 
@@ -161,13 +157,13 @@ def choose_divisor(scales_K: Tensor) -> Tensor:
 
 
 def make_rounding_key(name: str, step: int) -> tuple[int, int]:
-    """Two signed 32-bit words for one update of one tensor."""
+    """Return two signed 32-bit words for one update of one tensor."""
     digest = hashlib.blake2b(f"adam8|{name}|{step}".encode(), digest_size=8).digest()
     return int.from_bytes(digest[:4], "little", signed=True), int.from_bytes(digest[4:], "little", signed=True)
 
 
 def draw_uniforms(key: tuple[int, int], start: int, size: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two numbers in [0, 1), of 16 bits each, for every element from `start` on; the hash is that of ops/noise.py."""
+    """Return two 16-bit numbers in [0, 1) for every element from `start` on, with the hash of ops/noise.py."""
     bits = torch.arange(start, start + size, device=device).to(torch.int32) * SPREAD_INDEX ^ key[0]
     bits = (bits ^ shift_right(bits, 16)) * MULTIPLY_1 + key[1]
     bits = (bits ^ shift_right(bits, 15)) * MULTIPLY_2
@@ -180,7 +176,7 @@ def draw_uniforms(key: tuple[int, int], start: int, size: int, device: torch.dev
 
 @torch.no_grad()
 def update_pieces(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule, key: tuple[int, int]) -> None:
-    """The PyTorch twin of the kernel: any device, any size, in place, piece by piece."""
+    """The kernel's reference implementation in PyTorch: any device, any size, in place, piece by piece."""
     master_N, gradient_N = master.view(-1), gradient.reshape(-1)
     length = PIECES.get(master.device.type, LARGE_PIECE)
     for start in range(0, master_N.numel(), length):
@@ -212,13 +208,13 @@ def update_pieces(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule
 
 
 class Adam8:
-    """AdamW over named float32 tensors, two moments of 8 bits each. The tensors are updated in place."""
+    """AdamW over named float32 tensors with two moments of 8 bits. Updates the tensors in place."""
 
     def __init__(self, masters: Mapping[str, Tensor], config: OptimizerConfig):
         self.masters = dict(masters)
         self.config = config
         self.moments: dict[str, Moments] = {}
-        """Made at a tensor's first gradient, as torch's optimizers do."""
+        """Created at a tensor's first gradient, as in torch's optimizers."""
 
     def step(self, rate: float) -> None:
         for name, master in self.masters.items():
@@ -238,7 +234,7 @@ class Adam8:
                 update_pieces(master, master.grad, moments, rule, key)
 
     def state(self) -> dict[str, Tensor]:
-        """Codes, scales and step counts, by parameter name."""
+        """Return codes, scales and step counts by parameter name."""
         tensors: dict[str, Tensor] = {}
         for name, moments in self.moments.items():
             tensors |= {f"{name}|{kind}": tensor for kind, tensor in moments.tensors().items()}
@@ -246,7 +242,7 @@ class Adam8:
         return tensors
 
     def load(self, name: str, parts: Mapping[str, Tensor]) -> None:
-        """The moments of one parameter, as `state` gave them."""
+        """Load the moments of one parameter, as returned by `state`."""
         master = self.masters[name]
         if set(parts) != {*MOMENT_TENSORS, "step"}:
             raise CheckpointError(

@@ -1,19 +1,19 @@
-"""Causal attention, the same arithmetic wherever a token is read: while training, while prefilling, while decoding.
+"""Causal attention with the same arithmetic in training, prefill and decoding.
 
-Two things differ from the functions that ship with transformers:
+It differs from the functions of transformers in two ways:
 
-- no mask: rows are right-padded, so plain causal attention is right, and grouped queries never repeat keys and values;
-- on a CPU in float32 the products are accumulated in float64. Decoding one token and reading a whole sequence multiply the
-  same numbers in another order; rounded to float32 the results differ in the last bit, and a few layers later a log-ratio
-  that should be 0 is 2e-5. Accumulated in float64 and rounded once they are the same bits, and where every other
-  operation gives each row the same bits too (ops/products.py), so are the log-probs.
+- No mask. Rows are right-padded, so plain causal attention is correct, and grouped queries never repeat keys and values.
+- On a CPU in float32 the products are accumulated in float64. Decoding one token and reading a whole sequence multiply the
+  same numbers in another order. Rounded to float32 the results differ in the last bit, and a few layers later a log-ratio
+  that should be 0 is 2e-5. Accumulated in float64 and rounded once, they have the same bits. If every other
+  operation also gives each row the same bits (ops/products.py), so do the log-probs.
 
-Features that are not honoured are refused by name: an ignored argument would be a different model.
+Unsupported features are refused by name, because ignoring an argument would compute a different model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -25,7 +25,7 @@ from transformers import AttentionInterface
 from cohort.errors import EngineError
 
 CAUSAL_ATTENTION = "cohort_causal"
-"""Name of the trainer's attention among those of transformers; ops/packed_attention.py registers it."""
+"""The name of the trainer's attention in transformers; ops/packed_attention.py registers it."""
 
 REFUSED_ARGUMENTS = {
     "s_aux": "attention sinks (s_aux)",
@@ -52,29 +52,10 @@ HARMLESS_ARGUMENTS = frozenset(
 )
 
 
-def check_plain_causal(
-    module: Any,
-    query: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    is_causal: bool | None,
-    others: Mapping[str, Any],
-) -> float:
-    """Refuse what is not plain causal self-attention; gives the scale of the scores."""
-    for name, argument in others.items():
-        if argument is not None and argument is not False and name not in HARMLESS_ARGUMENTS:
-            raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(name, f'an argument {name!r}')}")
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
-        raise EngineError("its attention is not plain causal self-attention")
-    return scaling if scaling is not None else query.shape[-1] ** -0.5
-
-
 def register_attention(name: str, read: Callable[..., Tensor]) -> None:
-    """Give transformers an attention function of this name: `read(module, query, key, value, scaling, window, softcap)`.
+    """Register an attention function in transformers: `read(module, query, key, value, scaling, window, softcap)`.
 
-    Queries are [B, H, T, D] as modules have them, and what is read [B, T, H, D].
+    Queries are [B, H, T, D], as in the modules; the result is [B, T, H, D]. Anything but plain causal self-attention is refused.
     """
 
     def attend_plainly(
@@ -90,7 +71,13 @@ def register_attention(name: str, read: Callable[..., Tensor]) -> None:
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, others)
+        for argument, given in others.items():
+            if given is not None and given is not False and argument not in HARMLESS_ARGUMENTS:
+                raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(argument, f'an argument {argument!r}')}")
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
+            raise EngineError("its attention is not plain causal self-attention")
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         return read(module, query, key, value, scale, sliding_window, softcap or 0.0), None
 
     AttentionInterface.register(name, attend_plainly)
@@ -101,12 +88,12 @@ def choose_accumulation_dtype(dtype: torch.dtype, device: torch.device) -> torch
 
 
 def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float) -> Tensor:
-    """[B, H, T, D] queries over [B, kv_heads, T, D] keys and values of the same positions; gives [B, T, H, D]."""
+    """Attend from [B, H, T, D] queries to [B, kv_heads, T, D] keys and values at the same positions; returns [B, T, H, D]."""
     dtype = choose_accumulation_dtype(query.dtype, query.device)
     wide_query, wide_key, wide_value = query.to(dtype), key.to(dtype), value.to(dtype)
     length = query.shape[2]
     if softcap or (window is not None and window < length):
-        # Queries are laid out as the group of decoding is, [B, kv_heads, group * T, D], so one function serves both.
+        # Queries have the layout of decoding, [B, kv_heads, group * T, D], so one function serves both.
         at = torch.arange(length, device=query.device)
         bias_TT = make_bias(find_visible(at[:, None], at[None], window), dtype)
         group = query.shape[1] // key.shape[1]
@@ -122,11 +109,11 @@ def attend_causally(query: Tensor, key: Tensor, value: Tensor, scaling: float, w
 
 
 def attention(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, scaling: float, softcap: float) -> Tensor:
-    """softmax(cap(scaling * q k) + bias) v over [B, kv_heads, *, D]."""
+    """Return softmax(cap(scaling * q k) + bias) v for [B, kv_heads, *, D]."""
     if query.is_cuda and not softcap:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, scale=scaling)
-    # Spelled out where no kernel is better: a soft-cap has none, and for a few queries per row the fused CPU kernel takes
-    # 1.2 to 2 times as long (256 rows, 2 kv heads of 32, 16 to 48 keys).
+    # Written out where no kernel is better: none has a soft-cap, and for a few queries per row the fused CPU kernel takes 1.2
+    # to 2 times as long (256 rows, 2 kv heads of 32, 16 to 48 keys).
     scores = torch.matmul(query * scaling, key.transpose(2, 3))
     if softcap:
         scores = torch.tanh(scores / softcap) * softcap
@@ -145,12 +132,12 @@ def make_bias(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 @contextmanager
 def use_attention(configs: Sequence[Any], name: str) -> Iterator[None]:
-    """Switch the modules of a model, reached through their configs, to the attention of that name, and back again.
+    """Switch a model's modules, through their configs, to the attention of that name, and restore the old one at the end.
 
-    Only for the duration of a call: transformers builds no mask for our names, so a padded batch that somebody else gives
-    the model would be read without its mask.
+    Only for the duration of a call: transformers builds no mask for our attention, so a padded batch from elsewhere would be
+    read without its mask.
     """
-    # The public setter also overwrites sub-configs (a vision tower, say) and could not put those back.
+    # The public setter also overwrites sub-configs (of a vision tower, for example) and could not restore them.
     before = [config._attn_implementation_internal for config in configs]
     try:
         for config in configs:
@@ -162,6 +149,6 @@ def use_attention(configs: Sequence[Any], name: str) -> Iterator[None]:
 
 
 def attention_configs(model: Any) -> list[Any]:
-    """Every config object that some module of the model asks for the name of its attention."""
+    """Return every config object from which a module of the model reads its attention's name."""
     configs = {id(module.config): module.config for module in model.modules() if hasattr(module, "config")}
     return [config for config in configs.values() if hasattr(config, "_attn_implementation_internal")]

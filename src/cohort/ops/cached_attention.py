@@ -1,13 +1,13 @@
-"""Modules of transformers driven over a cache of ours: the attention function they call, and the cache of a batch of prompts.
+"""Key-value caches for decoding, and the attention function with which unchanged modules of transformers use them.
 
-Hugging Face modules are driven unchanged: they hand keys and values to `past_key_values.update` and then call the
-attention function named in their config. Both are ours while they are driven so:
+Slots are preallocated in a few large tensors: one block for all layers of the same shape, so that starting a completion or
+moving a row is a few large copies instead of hundreds of small ones. Modules pass keys and values to `past_key_values.update`
+and then call the attention function named in their config; both are ours during a call:
 
-- transformers builds no mask for an attention name it has no mask function for, and none is needed here: what a token may
-  see is the cache's business;
-- rows have lengths of their own, so a module that asks the cache for one length is refused.
+- transformers builds no mask for our attention, and none is needed: the cache determines what a token may see;
+- rows have different lengths, so a module that asks the cache for a single length is refused.
 
-The proof that a model runs on our attention (model/own_attention.py) and the engine (engine/slot_cache.py) both rest on this.
+model/own_attention.py, which proves that a model runs with this attention, and engine/slot_cache.py rest on this.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from cohort.ops.attention import attend_causally, register_attention
 from cohort.ops.products import count_missing_rows, find_activated_width
 
 ALIGNMENT = 8
-"""Cache lengths are multiples of this: fused kernels on CUDA want aligned rows of the bias."""
+"""Cache lengths are multiples of this, because fused CUDA kernels want aligned rows of the bias."""
 BYTES_AT_ONCE = 2**28
-"""Rows on their way from one place to another take about this much more memory, whatever their number."""
+"""Extra memory for copying rows, whatever their number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,20 +37,20 @@ class KVShape:
 
 
 StackedKV = dict[KVShape, Tensor]
-"""By shape: [2 (keys, values), layers of that shape, P, kv_heads, T, D]."""
+"""Shape -> [2 (keys, values), layers of that shape, P, kv_heads, T, D]."""
 
 
 class KVBlocks:
-    """Preallocated keys and values, [slots, kv_heads, T, D] per layer; live rows are always the first ones."""
+    """Preallocated keys and values, [slots, kv_heads, T, D] per layer. Live rows come first."""
 
     def __init__(self, layers: Sequence[KVShape], slots: int, length: int, dtype: torch.dtype, device: torch.device) -> None:
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
         self.dtype = dtype
         self.members: dict[KVShape, list[int]] = {}
-        """Layers by their shape: those of one shape share a block."""
+        """Shape -> layers. Layers of the same shape share a block."""
         for number, shape in enumerate(layers):
             self.members.setdefault(shape, []).append(number)
-        # Zeros, not empty memory: what a row does not see still enters the products, and 0 * NaN is NaN.
+        # Zeros rather than empty memory: hidden positions still enter the products, and 0 * NaN is NaN.
         self.blocks = {
             shape: torch.zeros(2, len(numbers), slots, shape.heads, self.length, shape.dim, dtype=dtype, device=device)
             for shape, numbers in self.members.items()
@@ -59,12 +59,8 @@ class KVBlocks:
         self.keys = [self.blocks[shape][0, at] for shape, at in (place[number] for number in range(len(layers)))]
         self.values = [self.blocks[shape][1, at] for shape, at in (place[number] for number in range(len(layers)))]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in self.blocks.values())
-
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> StackedKV:
-        """Keys and values of a batch of prompts, [P, kv_heads, T, D] per layer, as `load` wants them."""
+        """Stack keys and values of a batch of prompts, [P, kv_heads, T, D] per layer, for `load`."""
         return {
             shape: torch.stack([torch.stack([tensors[number] for number in numbers]) for tensors in (keys, values)]).to(
                 self.dtype
@@ -73,7 +69,7 @@ class KVBlocks:
         }
 
     def load(self, rows: Tensor, prompts: StackedKV, prompt_rows: Tensor) -> None:
-        """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
+        """Copy prompts into slots, with their padding, which is hidden and soon overwritten."""
         for shape, stacked in prompts.items():
             copy_rows(stacked, prompt_rows, self.blocks[shape][:, :, :, :, : stacked.shape[4]], rows)
 
@@ -85,14 +81,14 @@ class KVBlocks:
 
 
 def copy_rows(source: Tensor, source_rows: Tensor, target: Tensor, target_rows: Tensor) -> None:
-    """Rows (dimension 2) of one tensor into another, or into other rows of the same."""
+    """Copy rows (dimension 2) from one tensor to another, or within one."""
     at_once = max(1, BYTES_AT_ONCE // max(1, source[:, :, :1].numel() * source.itemsize))
     for sources, targets in zip(source_rows.split(at_once), target_rows.split(at_once), strict=True):
         target.index_copy_(2, targets, source.index_select(2, sources))
 
 
 def kv_bytes(layers: Sequence[KVShape], dtype: torch.dtype) -> int:
-    """Bytes of keys and values of one token."""
+    """Return the bytes of keys and values per token."""
     return 2 * dtype.itemsize * sum(layer.heads * layer.dim for layer in layers)
 
 
@@ -100,12 +96,12 @@ SLOT_ATTENTION = "cohort_slots"
 
 
 class AttendingCache(Protocol):
-    """What `past_key_values` must be while our attention function is switched on."""
+    """The interface of `past_key_values` while our attention is switched on."""
 
     def attend(
         self, layer: int | None, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
     ) -> Tensor:
-        """[B, H, Q, D] queries in, [B, Q, H, D] out."""
+        """Attend from [B, H, Q, D] queries; returns [B, Q, H, D]."""
         ...
 
 
@@ -122,7 +118,7 @@ register_attention(SLOT_ATTENTION, read_cache)
 
 
 class RaggedCache:
-    """What both caches share: being asked for one length is an error, since rows have different lengths."""
+    """Base of both caches: refuses to report a single length, because rows have different ones."""
 
     is_compileable = False
 
@@ -131,19 +127,19 @@ class RaggedCache:
 
 
 class PrefixCache(RaggedCache):
-    """Keys and values of a right-padded batch of prompts, kept as the modules hand them over.
+    """Keys and values of a right-padded batch of prompts, as the modules pass them.
 
-    Causal attention from the right-padded end needs no mask: a real token never looks at the padding after it.
+    Causal attention needs no mask here: a real token never sees the padding after it.
     """
 
     def __init__(self, num_layers: int) -> None:
         self.keys: list[Tensor | None] = [None] * num_layers
         self.values: list[Tensor | None] = [None] * num_layers
         self.windows: list[int | None] = [None] * num_layers
-        """Sliding window that each layer asked for."""
+        """The sliding window of each layer."""
 
     def all(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Keys and values of every layer."""
+        """Return keys and values of every layer."""
         return [key for key in self.keys if key is not None], [value for value in self.values if value is not None]
 
     def update(self, key: Tensor, value: Tensor, layer: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -161,7 +157,7 @@ class PrefixCache(RaggedCache):
 
 
 def hidden_states(backbone: Any, cache: AttendingCache, input_ids_BT: Tensor, position_ids_BT: Tensor) -> Tensor:
-    """Last hidden states [B, T, H] of the backbone with our cache and attention (inside `use_attention`)."""
+    """Run the backbone with our cache and attention (inside `use_attention`); returns the last hidden states [B, T, H]."""
     token = ACTIVE.set(cache)
     try:
         output = backbone(input_ids=input_ids_BT, position_ids=position_ids_BT, past_key_values=cache, use_cache=True)
@@ -173,7 +169,7 @@ def hidden_states(backbone: Any, cache: AttendingCache, input_ids_BT: Tensor, po
 def prefill(
     backbone: Any, num_layers: int, prompts: Sequence[Sequence[int]], device: torch.device
 ) -> tuple[PrefixCache, Tensor]:
-    """Run prompts as one right-padded batch; give their keys and values and the hidden states [P, H] at their last tokens."""
+    """Run prompts as one right-padded batch; returns keys and values, and the hidden states [P, H] of the last tokens."""
     width = max(map(len, prompts))
     rows = list(prompts)
     while count_missing_rows(len(rows) * width, device, find_activated_width(backbone.config)):

@@ -1,20 +1,19 @@
-"""Runs on a GPU that come out with the same bits twice, and the same after a resume as without one.
+"""Makes runs on a GPU reproducible bit for bit, also across a resume.
 
-On a CPU they do so by themselves. On CUDA the sampling half does, given the same slots; these parts of training do not:
+On a CPU runs are reproducible anyway. On CUDA sampling is, given the same slots, but these parts of training are not:
 
-- the backward of fused attention: programs add their share of a query's gradient in the order in which they finish. With
-  PyTorch's deterministic mode flash attention adds in a fixed order, and cuDNN's attention, which cannot, is not chosen;
-- index_add (sums over a completion) and the backwards of gather and index_select, which add atomically: replaced in that mode;
-- cuBLAS, where several streams share a workspace: fixed by CUBLAS_WORKSPACE_CONFIG, which is read when CUDA starts.
+- The backward of fused attention: programs add their share of a query's gradient in the order in which they finish. In
+  PyTorch's deterministic mode flash attention adds in a fixed order, and cuDNN's attention, which cannot, is not used.
+- index_add (sums over a completion) and the backwards of gather and index_select add atomically. The mode replaces them.
+- cuBLAS, if several streams share a workspace. CUBLAS_WORKSPACE_CONFIG fixes that; it is read when CUDA starts.
 
-Our own kernels use no atomics, and the backward of an embedding or of plain indexing sorts: they need nothing.
+Our own kernels use no atomics, and the backwards of an embedding and of plain indexing sort.
 
-The mode is the strict one. With warn_only=True attention would keep its unordered backward and print a warning, so the run
-would look reproducible and not be. An operation that has no ordered form therefore ends the run, by name.
+The strict mode is used. With warn_only=True attention would keep its unordered backward and only print a warning. An operation
+without an ordered form therefore ends the run with an error that names it.
 
-The cost is that of the ordered attention backward, and of doing without cuDNN's attention where that is faster; it grows with
-the length of the sequences. The same device model, driver and versions are needed for the same bits: another GPU rounds
-differently.
+The cost is that of the ordered attention backward, and of not using cuDNN's attention; it grows with the length of the
+sequences. The same bits also need the same GPU model, driver and versions, because other GPUs round differently.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from cohort.errors import RunError
 
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 ACCEPTED = (":4096:8", ":16:8")
-"""The two values with which PyTorch trusts cuBLAS to be deterministic."""
+"""The two values for which PyTorch considers cuBLAS deterministic."""
 
 
 @contextmanager
 def deterministic(on: bool) -> Iterator[None]:
-    """With `on`, everything inside is reproducible bit for bit or refused; afterwards all is as before. Else nothing changes."""
+    """With `on`, everything inside is reproducible bit for bit or refused. The old settings are restored at the end."""
     if not on:
         yield
         return
@@ -45,7 +44,7 @@ def deterministic(on: bool) -> Iterator[None]:
     filled, searched = memory.fill_uninitialized_memory, torch.backends.cudnn.benchmark
     try:
         torch.use_deterministic_algorithms(True, warn_only=False)
-        # Filling every new tensor with NaN finds reads of unwritten memory; it is a debugging aid and costs a write each.
+        # Filling new tensors with NaN finds reads of unwritten memory. It is a debugging aid and costs one write each.
         memory.fill_uninitialized_memory = False
         torch.backends.cudnn.benchmark = False
         yield
@@ -64,7 +63,7 @@ def deterministic(on: bool) -> Iterator[None]:
 
 
 def prepare_cublas() -> None:
-    """Set the variable that cuBLAS reads when CUDA starts; too late afterwards."""
+    """Set the variable that cuBLAS reads when CUDA starts. Refuses if that has already happened."""
     value = os.environ.get(VARIABLE)
     if value in ACCEPTED:
         return

@@ -1,14 +1,19 @@
-"""How the rows of a micro-batch stand in one flat sequence of tokens, without padding.
+"""The layout of a micro-batch's rows in one flat sequence of tokens without padding, and row selection with a deterministic
+backward.
 
-A row is a prompt and one completion. Without sharing the rows simply follow each other. With sharing a prompt stands once for
-all rows that have it: first come all prompts, then all completions. Prompts and completions are then one slice each, which is
-what attention in two calls needs (ops/packed_attention.py).
+A row is a prompt and one completion. Without sharing, rows follow each other. With sharing, a prompt appears once for all its
+rows: first come all prompts, then all completions. Prompts and completions are then one slice each, as attention in two calls
+needs (ops/packed_attention.py).
 
     without    P a a a  P b b  Q c c        positions  0 1 2 3  0 1 2  0 1 2
     shared     P Q  a a a b b c c           positions  0 0  1 2 3 1 2 1 2
 
-Positions go on from the prompt's length in each completion, so a token has the position it has in its own sequence. Every
-token but those of attention is computed by itself, so only attention needs to know where rows begin.
+Positions continue from the prompt's length in each completion, so a token has the position of its own sequence. Outside
+attention every token is computed by itself, so only attention needs to know where rows begin.
+
+PyTorch's backward of `index_select` uses atomics on a GPU, so the gradient of a row taken twice would differ in its last bits
+between runs. The indices are known when a micro-batch is packed, so the reverse gather is prepared there, on the host, and sums
+always run in the same order.
 """
 
 from __future__ import annotations
@@ -30,23 +35,23 @@ Record = TypeVar("Record", bound=Any)
 
 @dataclass(frozen=True, eq=False)
 class Selection:
-    """Rows of a tensor of S sources, in the order of N outputs."""
+    """A selection of N rows from a tensor of S sources."""
 
     index_N: Tensor
     once_S: Tensor
-    """An output that each source was taken for; anything where there is none."""
+    """For each source an output it was taken for; arbitrary if there is none."""
     unused_S: Tensor | None
     """None: every source is used."""
     repeated_K: Tensor | None
-    """Sources that are taken more than once; None: there are none."""
+    """Sources taken more than once, or None."""
     places_KR: Tensor | None
-    """All outputs of each of those."""
+    """All outputs of these sources."""
     absent_KR: Tensor | None
-    """Where a source of K has fewer than R outputs; None: all have R."""
+    """True where a source of K has fewer than R outputs; None: all have R."""
 
     @classmethod
     def from_index(cls, index_N: Indices, num_sources: int, ignored_N: NDArray[np.bool_] | None = None) -> Selection:
-        """`ignored_N`: outputs whose gradient goes nowhere, such as padding."""
+        """Prepare a selection. `ignored_N`: outputs without a gradient, such as padding."""
         places = np.arange(len(index_N)) if ignored_N is None else np.flatnonzero(~ignored_N)
         sources = index_N[places]
         counts_S = np.bincount(sources, minlength=num_sources)
@@ -71,13 +76,13 @@ class Selection:
 
 
 def move_record(record: Record, device: torch.device | str) -> Record:
-    """A dataclass with all of its fields that can be moved on another device."""
+    """Move a dataclass to a device, with all fields that can be moved."""
     values: dict[str, Any] = {field.name: getattr(record, field.name) for field in fields(record)}
     return replace(record, **{name: value.to(device) for name, value in values.items() if hasattr(value, "to")})
 
 
 def take(source: Tensor, selection: Selection) -> Tensor:
-    """source[index] along the first dimension."""
+    """Return source[index] along the first dimension."""
     taken: Tensor = _Take.apply(source, selection)
     return taken
 
@@ -94,7 +99,7 @@ class _Take(torch.autograd.Function):
 
 
 def give_back(gradient: Tensor, selection: Selection) -> Tensor:
-    """The gradient of the source from that of what was taken: a source taken several times gets the sum."""
+    """Return the gradient of the source from that of the selection; repeated sources get the sum."""
     back = gradient.index_select(0, selection.once_S)
     if selection.unused_S is not None:
         back.masked_fill_(_broadcast_mask(selection.unused_S, back), 0.0)
@@ -108,38 +113,38 @@ def give_back(gradient: Tensor, selection: Selection) -> Tensor:
 
 
 def _broadcast_mask(mask: Tensor, like: Tensor) -> Tensor:
-    """The mask over the first dimensions of `like`, ready to be broadcast over the others."""
+    """Reshape the mask for broadcasting over the last dimensions of `like`."""
     return mask.view(*mask.shape, *[1] * (like.dim() - mask.dim()))
 
 
 def list_ranges(starts_B: Indices, lengths_B: Indices) -> Indices:
-    """start, start + 1, ... of each row, one after the other."""
+    """Concatenate start, start + 1, ... for each row."""
     firsts_B = np.cumsum(lengths_B) - lengths_B
     return np.arange(lengths_B.sum()) + np.repeat(starts_B - firsts_B, lengths_B)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# x
+# Layout
 # ---------------------------------------------------------------------------------------------------------------------
 
 PADDING_SHARE = 0.25
 PADDING_FREE = 1024
-"""Padded blocks of rows are cut where padding would exceed this share of their tokens; this many padded tokens are free,
-since a block costs calls too."""
+"""Largest share of padding in a block of rows before it is split. This many padded tokens are always allowed, because blocks
+cost calls."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """Where each row's tokens stand, in the order of the row: those of a prompt it shares, then those of its own."""
+    """Positions of each row's tokens: first those of a shared prompt, then its own."""
 
     shared_start_B: Indices
     shared_length_B: Indices
-    """0 where nothing is shared: the prompt is then among its own tokens."""
+    """0 if nothing is shared; the prompt is then among the row's own tokens."""
     own_start_B: Indices
     own_length_B: Indices
     completion_start_B: Indices
     before_completion_B: Indices
-    """The last token of the prompt, whose state predicts the first of the completion."""
+    """The prompt's last token, whose state predicts the first token of the completion."""
 
     @property
     def length_B(self) -> Indices:
@@ -149,15 +154,15 @@ class Rows:
 @dataclass(frozen=True, eq=False)
 class SharedPrompts:
     num_tokens: int
-    """The first tokens of the layout are those of the prompts, all others those of completions."""
+    """The prompts are the first tokens of the layout, the completions all others."""
     longest: int
     completion_starts: Tensor
-    """int32 [rows + 1], counted from the first completion: where the completion of each row begins."""
+    """int32 [rows + 1]: where each row's completion begins, counted from the first completion."""
     longest_completion: int
     copy_starts: Tensor
     """int32 [rows + 1]: where each row's copy of its prompt begins in `copies`."""
     copies: Selection
-    """Of the prompts' tokens: those of each row's prompt, row after row."""
+    """Selects the tokens of each row's prompt, row after row."""
 
     def to(self, device: torch.device | str) -> SharedPrompts:
         return move_record(self, device)
@@ -170,19 +175,19 @@ class Padding:
     shapes: tuple[tuple[int, int], ...]
     """(rows, width) of each block."""
     rows: Selection | None
-    """Of the T flat tokens, for all places of all blocks; None: the flat tokens are the one block as they are."""
+    """Selects the T flat tokens for all positions of all blocks; None: the flat tokens already are the only block."""
     flat: Selection | None
-    """And back, of all places for the T tokens: a shared prompt is read from one of its rows."""
+    """The reverse: selects positions for the T tokens. A shared prompt is read from one of its rows."""
 
 
 @dataclass(frozen=True, eq=False)
 class Clusters:
-    """Rows by the prompt that they share; a row that shares none is a cluster of its own, whose prompt has no tokens."""
+    """Rows grouped by shared prompt. A row without sharing is its own cluster, with an empty prompt."""
 
     prompt_start_C: Indices
     prompt_length_C: Indices
     first_row_C: Indices
-    """And one more: the number of rows."""
+    """The last entry is the number of rows."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -190,7 +195,7 @@ class Layout:
     token_ids_T: Tensor
     positions_T: Tensor
     segment_starts: Tensor
-    """int32 [segments + 1]. A segment is a row, or with sharing a prompt or a completion."""
+    """int32 [segments + 1]. A segment is a row; with sharing a prompt or a completion."""
     longest_segment: int
     rows: Rows
     """On the host."""
@@ -198,7 +203,7 @@ class Layout:
 
     @classmethod
     def from_rows(cls, rows: Sequence[Sequence[int] | Tensor]) -> Layout:
-        """Whole rows one after the other, nothing shared."""
+        """Lay out whole rows one after another, without sharing."""
         return lay_out([((), row.tolist() if isinstance(row, Tensor) else row) for row in rows])
 
     @property
@@ -215,12 +220,12 @@ class Layout:
 
     @cached_property
     def equal_rows(self) -> bool:
-        """Whether the flat tokens are a rectangle of rows as they stand."""
+        """Whether the flat tokens form a rectangle of rows."""
         return self.shared is None and bool((self.rows.length_B == self.longest_row).all())
 
     @cached_property
     def padding(self) -> Padding:
-        """Worked out where it is asked for: varlen kernels do without."""
+        """Computed on first use, because varlen kernels do not need it."""
         return make_padding(self.rows, self.num_tokens, self.equal_rows, self.token_ids_T.device)
 
     @cached_property
@@ -232,12 +237,12 @@ class Layout:
         return Clusters(start_B[first_C], length_B[first_C], np.append(first_C, self.num_rows))
 
     def to(self, device: torch.device | str) -> Layout:
-        """On another device a copy; where it lies already it stays, with the padding that was worked out for it."""
+        """Copy to another device. On the same device, return the layout itself with its cached padding."""
         return self if self.token_ids_T.device == torch.device(device) else move_record(self, device)
 
 
 def lay_out(sequences: Sequence[tuple[Sequence[int], Sequence[int]]], keys: Sequence[Hashable] | None = None) -> Layout:
-    """(prompt ids, completion ids) of each row. Consecutive rows of equal keys have the same prompt and share it."""
+    """Lay out rows of (prompt ids, completion ids). Consecutive rows with equal keys have the same prompt and share it."""
     prompt_length_B = np.fromiter((len(prompt) for prompt, _ in sequences), np.int64, len(sequences))
     completion_length_B = np.fromiter((len(completion) for _, completion in sequences), np.int64, len(sequences))
     if keys is not None:
@@ -319,7 +324,7 @@ def make_padding(rows: Rows, num_tokens: int, equal_rows: bool, device: torch.de
     index_N = np.zeros(num_places, dtype=np.int64)
     ignored_N = np.ones(num_places, dtype=np.bool_)
     flat_T = np.zeros(num_tokens, dtype=np.int64)
-    # A shared prompt is written back by several rows with the same bits; the gradient of one is enough.
+    # Several rows write a shared prompt with the same bits; the gradient of one of them is enough.
     for starts_B, lengths_B, offsets_B in (
         (rows.shared_start_B, rows.shared_length_B, places_B),
         (rows.own_start_B, rows.own_length_B, places_B + rows.shared_length_B),
@@ -336,7 +341,7 @@ def make_padding(rows: Rows, num_tokens: int, equal_rows: bool, device: torch.de
 
 
 def choose_block_shapes(lengths: Sequence[int]) -> tuple[tuple[int, int], ...]:
-    """(rows, width) of blocks of rows that come longest first, with bounded padding."""
+    """Return (rows, width) of blocks with bounded padding, for rows sorted by decreasing length."""
     shapes: list[tuple[int, int]] = []
     tokens = 0
     for length in lengths:

@@ -1,22 +1,22 @@
-"""Log-probabilities and entropies of chosen tokens, in float32, never holding the logits of a whole batch.
+"""Log-probabilities and entropies of chosen tokens in float32, without holding the logits of a whole batch.
 
-`linear_logprobs` has its own backward. What it saves over autograd is known from the mathematics: with p = softmax(z) and
-y the chosen token, d log p(y) / dz = onehot(y) - p does not depend on what comes back from the loss, which only scales
-each row. So these rows are made right where the logits are, and
+`linear_logprobs` has its own backward, which uses more than autograd knows. With p = softmax(z) and the chosen token y, d log
+p(y) / dz = onehot(y) - p does not depend on the gradient from the loss, which only scales each row. So these rows are computed
+while the logits exist:
 
-- a head that is not trained (LoRA) needs hidden gradients alone: (onehot - p) @ W is taken in the forward, [tokens, H] is
-  kept, and the backward multiplies rows. Logits are made once;
-- a head that is trained keeps the rows of one block of tokens for the backward, which needs that memory anyway; logits
-  of the tokens beyond the first block are made again there.
+- A head that is not trained (LoRA) needs only hidden gradients: the forward computes (onehot - p) @ W, keeps [tokens, H], and
+  the backward multiplies rows. Logits are computed once.
+- A head that is trained keeps the rows of one block of tokens for the backward, which needs that memory anyway. Logits
+  of tokens beyond the first block are recomputed there.
 
-Memory: one chunk of logits (CHUNK_ELEMENTS on a CPU, CUDA_CHUNK_BYTES on a GPU) and one block of their gradients in the
-compute dtype (a chunk on a CPU, 1 / CUDA_BLOCK_SHARE of a GPU's memory at most), however many tokens and however large the
-vocabulary. Blocks are larger than chunks because each adds its share of the weight's gradient to a [V, H] sum in float32,
-whose traffic must stay small beside the products.
+Memory: one chunk of logits (CHUNK_ELEMENTS on a CPU, CUDA_CHUNK_BYTES on a GPU) and one block of their gradients in the compute
+dtype (a chunk on a CPU, at most 1 / CUDA_BLOCK_SHARE of a GPU's memory), for any number of tokens and any vocabulary. Blocks
+are larger than chunks because each adds its part of the weight gradient to a [V, H] sum in float32, whose traffic must stay
+small beside the products.
 
-On a CUDA device the two passes over a chunk's logits are Triton kernels (cohort/ops/fused/kernels_head.py); `score` and
-`differentiate` here are their twins, and what every other device runs. Results do not depend on what was kept: rows that
-are made again are made by the same operations.
+On CUDA the two passes over a chunk's logits are Triton kernels (cohort/ops/fused/kernels_head.py). `score` and `differentiate`
+are their reference implementations, and run on all other devices. Results do not depend on what was kept: recomputed rows use
+the same operations.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from cohort.ops.fused import has_kernels
 from cohort.ops.products import run_steadily
 
 CHUNK_ELEMENTS = 1 << 24
-"""Logits alive at a time on a CPU: 64 MiB in float32."""
+"""Logits held at a time on a CPU: 64 MiB in float32."""
 CUDA_CHUNK_BYTES = 5 << 28
-"""Logits alive at a time on a GPU, in float32: 2,048 tokens of a vocabulary of 152k, a product large enough for full rate."""
+"""Logits held at a time on a GPU, in float32: 2,048 tokens of a vocabulary of 152k, large enough for a product at full rate."""
 CUDA_BLOCK_SHARE = 16
 CUDA_ROWS = 256
-"""Chunks hold a multiple of this many tokens, where they can: whole tiles of the matrix product."""
+"""Chunks contain a multiple of this many tokens where possible, for whole tiles of the matrix product."""
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True)
 class LinearHead:
-    """softcap * tanh(scale * (hidden @ weight.T + bias) / softcap); a softcap of 0 is none."""
+    """softcap * tanh(scale * (hidden @ weight.T + bias) / softcap); a softcap of 0 means none."""
 
     weight_VH: Tensor
     bias_V: Tensor | None = None
@@ -60,7 +60,7 @@ class LinearHead:
 
 
 class Curve(NamedTuple):
-    """What happens to a logit between the matrix product and the softmax."""
+    """The function applied to a logit between the matrix product and the softmax."""
 
     scale: float
     softcap: float
@@ -68,7 +68,7 @@ class Curve(NamedTuple):
 
 
 class ChunkScores(NamedTuple):
-    """Of each token; peak and log_sum are the two halves of the log-sum-exp, apart because their sum would be rounded."""
+    """Scores of each token. peak and log_sum add up to the log-sum-exp; they are separate because the sum would be rounded."""
 
     logprobs_C: Tensor
     entropy_C: Tensor
@@ -77,7 +77,7 @@ class ChunkScores(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """In tokens; a block is a whole number of chunks."""
+    """Sizes in tokens. A block is a whole number of chunks."""
 
     chunk: int
     block: int
@@ -92,10 +92,10 @@ def linear_logprobs(
     entropy_gradient: bool = False,
     sizes: Sizes | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """(logprobs_M, entropy_M) of softmax(logits / temperature); the logits are divided, not the log-probs.
+    """Return (logprobs_M, entropy_M) of softmax(logits / temperature). The logits are divided, not the log-probs.
 
-    Entropies carry a gradient only with `entropy_gradient`. That gradient depends on the loss by more than a factor per
-    row, so nothing is kept for it and all logits are made twice.
+    Entropies have a gradient only with `entropy_gradient`. That gradient depends on the loss by more than a factor per row, so
+    nothing is kept for it and all logits are computed twice.
     """
     inputs = (hidden_MH, head.weight_VH, head.bias_V, token_ids_M.contiguous())
     curve = Curve(head.scale, head.softcap, temperature)
@@ -120,7 +120,9 @@ def token_logprobs(
     entropy_gradient: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor]:
-    """The same from any differentiable function of hidden states: for heads that are more than a matrix, and the slow twin."""
+    """Return the same for any differentiable function of hidden states: for heads that are more than a matrix, and as the
+    reference.
+    """
 
     def score_chunk(hidden_CH: Tensor, token_ids_C: Tensor) -> tuple[Tensor, Tensor]:
         logprobs_CV = torch.log_softmax(logits(hidden_CH) / temperature, dim=-1)
@@ -142,7 +144,7 @@ def token_logprobs(
 
 
 def plan_sizes(vocabulary: int, dtype: torch.dtype, device: torch.device) -> Sizes:
-    """Sizes that keep memory constant. On a GPU they depend on the device alone, never on what happens to be free."""
+    """Choose sizes that keep memory constant. On a GPU they depend only on the device, not on its free memory."""
     if device.type != "cuda":
         rows = max(1, CHUNK_ELEMENTS // vocabulary)
         return Sizes(rows, rows)
@@ -153,9 +155,9 @@ def plan_sizes(vocabulary: int, dtype: torch.dtype, device: torch.device) -> Siz
 
 
 def project(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tensor:
-    """hidden @ weight.T + bias in float32 at least. On a GPU low precision is multiplied and never rounded to on the way out.
+    """Return hidden @ weight.T + bias in float32 or better. On a GPU low-precision products are not rounded to low precision.
 
-    Without gradients: the product with an output dtype of its own has none.
+    No gradients: the product with another output dtype has none.
     """
     if hidden_CH.is_cuda and hidden_CH.dtype in LOW_PRECISION:
         logits_CV = torch.mm(hidden_CH, weight_VH.t(), out_dtype=torch.float32)
@@ -165,7 +167,7 @@ def project(hidden_CH: Tensor, weight_VH: Tensor, bias_V: Tensor | None) -> Tens
 
 
 def scale_and_cap(logits_CV: Tensor, scale: float, softcap: float) -> Tensor:
-    """Scale and soft-cap, the ways in which models change their logits after the product."""
+    """Apply scale and soft-cap to logits."""
     if scale != 1.0:
         logits_CV = logits_CV * scale
     if softcap:
@@ -174,12 +176,12 @@ def scale_and_cap(logits_CV: Tensor, scale: float, softcap: float) -> Tensor:
 
 
 def score(logits_CV: Tensor, token_ids_C: Tensor, curve: Curve, gradient_CV: Tensor | None = None) -> ChunkScores:
-    """One chunk's log-probs and entropies; also d log-prob / d logits, written to gradient_CV where it is given."""
+    """Return a chunk's log-probs and entropies. Also writes d log-prob / d logits to gradient_CV if given."""
     bent_CV = scale_and_cap(logits_CV, curve.scale, curve.softcap)
     scaled_CV = bent_CV if curve.temperature == 1.0 else bent_CV / curve.temperature
     logprobs_CV = torch.log_softmax(scaled_CV, dim=-1)
     chosen_C = logprobs_CV.gather(1, token_ids_C[:, None]).squeeze(1)
-    # The bits that log_softmax itself used: at the peak it gives 0 - log_sum.
+    # The same bits as log_softmax: at the peak it gives 0 - log_sum.
     peak_C, log_sum_C = scaled_CV.amax(-1), -logprobs_CV.amax(-1)
     if gradient_CV is not None and gradient_CV.dtype == logprobs_CV.dtype:
         probabilities_CV = torch.exp(logprobs_CV, out=gradient_CV)
@@ -200,7 +202,7 @@ def differentiate(
     gradient_CV: Tensor,
     weights: tuple[Tensor, Tensor] | None = None,
 ) -> None:
-    """d log-prob / d logits of a chunk scored before, as `score` gives it, into gradient_CV.
+    """Write d log-prob / d logits of a chunk that was scored before to gradient_CV, as `score` does.
 
     With `weights` of log-prob and entropy, the gradient of their weighted sum: w (onehot - p) - v p (log p + entropy).
     """
@@ -219,7 +221,7 @@ def differentiate(
 
 
 def _centre_rows(probabilities_CV: Tensor, chosen_C: Tensor, token_ids_C: Tensor) -> None:
-    """p becomes onehot - p; at the chosen token from its log-prob, where 1 - p would cancel."""
+    """Turn p into onehot - p. The chosen token uses its log-prob, because 1 - p would cancel."""
     probabilities_CV.neg_().scatter_(1, token_ids_C[:, None], -torch.expm1(chosen_C)[:, None])
 
 
@@ -231,7 +233,7 @@ def _differentiate_curve(gradient_CV: Tensor, bent_CV: Tensor, curve: Curve) -> 
 
 
 class _Work(NamedTuple):
-    """What is scored, and how."""
+    """The inputs and options of the scoring."""
 
     hidden_MH: Tensor
     weight_VH: Tensor
@@ -242,19 +244,19 @@ class _Work(NamedTuple):
     sizes: Sizes
 
     def score_rows(self, scored: ChunkScores, rows: slice, gradient_CV: Tensor | None = None) -> None:
-        """Fill `rows` of `scored`. A function of its own, so that a chunk's logits are gone before the next are made."""
+        """Fill `rows` of `scored`. A separate function, so that a chunk's logits are freed before the next ones are computed."""
         logits_CV = project(self.hidden_MH[rows], self.weight_VH, self.bias_V)
-        chunk = _choose_kernels_or_twins(logits_CV)[0](logits_CV, self.token_ids_M[rows], self.curve, gradient_CV)
+        chunk = _choose_passes(logits_CV)[0](logits_CV, self.token_ids_M[rows], self.curve, gradient_CV)
         for whole, part in zip(scored, chunk, strict=True):
             whole[rows] = part
 
     def differentiate_rows(
         self, scored: ChunkScores, rows: slice, gradient_CV: Tensor, weights: tuple[Tensor, Tensor] | None
     ) -> None:
-        """The gradient of rows that were scored before, into `gradient_CV`; again so that their logits go."""
+        """Write the gradient of rows that were scored before to `gradient_CV`. A separate function for the same reason."""
         logits_CV = project(self.hidden_MH[rows], self.weight_VH, self.bias_V)
         chunk = ChunkScores(*(part[rows] for part in scored))
-        _choose_kernels_or_twins(logits_CV)[1](logits_CV, self.token_ids_M[rows], chunk, self.curve, gradient_CV, weights)
+        _choose_passes(logits_CV)[1](logits_CV, self.token_ids_M[rows], chunk, self.curve, gradient_CV, weights)
 
     def make_scores(self) -> ChunkScores:
         tokens, dtype = self.hidden_MH.shape[0], torch.promote_types(self.hidden_MH.dtype, torch.float32)
@@ -264,11 +266,11 @@ class _Work(NamedTuple):
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden_MH: Tensor, weight_VH: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-        """Of the fields of `_Work`."""
+        """Takes the fields of `_Work`."""
         work = _Work(hidden_MH, weight_VH, *others)
         tokens, vocabulary = hidden_MH.shape[0], weight_VH.shape[0]
         trains_head = ctx.needs_input_grad[1] or ctx.needs_input_grad[2]
-        # Of a trained head the gradients of a block stay; of a frozen one they are used up chunk by chunk.
+        # Gradients of a block are kept for a trained head, and consumed chunk by chunk for a frozen one.
         kept_rows = 0 if work.entropy_gradient else min(tokens, work.sizes.block if trains_head else work.sizes.chunk)
         kept_KV = hidden_MH.new_empty(kept_rows, vocabulary)
         hidden_gradient_MH = None if trains_head or work.entropy_gradient else torch.empty_like(hidden_MH)
@@ -286,8 +288,8 @@ class _TokenLogprobs(torch.autograd.Function):
         if hidden_gradient_MH is not None:
             ctx.save_for_backward(hidden_gradient_MH)
         else:
-            # Not among the saved tensors, which live until the backward is over: the backward takes this memory for the
-            # blocks that it makes again. Made again too where a graph is walked twice.
+            # Not among the saved tensors, which live until the end of the backward: the backward reuses this memory for
+            # recomputed blocks. If a graph is walked twice, it is recomputed too.
             ctx.kept_KV = kept_KV if kept_rows else None
             ctx.save_for_backward(hidden_MH, weight_VH, work.bias_V, work.token_ids_M, *scored)
         ctx.frozen = hidden_gradient_MH is not None
@@ -309,7 +311,7 @@ class _TokenLogprobs(torch.autograd.Function):
         bias_gradient_V = scored.logprobs_C.new_zeros(vocabulary) if needs_bias else None
 
         # Rows of d log-prob / d logits are scaled by the loss where that is cheapest and rounds least: after the product, or
-        # themselves where they are narrower than hidden states. With an entropy gradient they hold the loss already.
+        # before it if they are narrower than hidden states. With an entropy gradient they already include the loss.
         narrow = vocabulary < hidden_MH.shape[1] and hidden_MH.dtype not in LOW_PRECISION
         scale_M = None if work.entropy_gradient or narrow else of_logprobs_M
         block_KV, ctx.kept_KV = ctx.kept_KV, None
@@ -346,7 +348,7 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 class _WeightGradient:
-    """The sum of rows.T @ hidden over blocks, in float32 at least; a single block is rounded once, by its own product."""
+    """The sum of rows.T @ hidden over blocks in float32 or better. A single block is rounded once, by its own product."""
 
     def __init__(self, weight_VH: Tensor, single: bool):
         self.weight_VH, self.single = weight_VH, single
@@ -367,7 +369,7 @@ class _WeightGradient:
 
 
 def _multiply_wide(left: Tensor, right: Tensor) -> Tensor:
-    """left @ right in float32 at least."""
+    """Return left @ right in float32 or better."""
     if left.is_cuda and left.dtype in LOW_PRECISION:
         return torch.mm(left, right, out_dtype=torch.float32)
     product = left @ right
@@ -376,7 +378,7 @@ def _multiply_wide(left: Tensor, right: Tensor) -> Tensor:
 
 @functools.lru_cache
 def _adds_in_place(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether this build of torch adds a low-precision product to a float32 sum in one go."""
+    """Return whether this build of torch can add a low-precision product to a float32 sum in one operation."""
     ones, total = torch.ones(16, 16, device=device, dtype=dtype), torch.ones(16, 16, device=device)
     try:
         torch.addmm(total, ones, ones, out_dtype=torch.float32, out=total)
@@ -390,8 +392,10 @@ def _each_span(start: int, stop: int, rows: int) -> Iterator[slice]:
         yield slice(place, min(place + rows, stop))
 
 
-def _choose_kernels_or_twins(logits_CV: Tensor) -> tuple[Callable[..., ChunkScores], Callable[..., None]]:
-    """The two passes over a chunk's logits: kernels where they run, their twins elsewhere (float64, other devices)."""
+def _choose_passes(logits_CV: Tensor) -> tuple[Callable[..., ChunkScores], Callable[..., None]]:
+    """Return the two passes over a chunk's logits: the kernels where they run, else the functions above (float64, other
+    devices).
+    """
     if logits_CV.dtype == torch.float32 and has_kernels(logits_CV.device):
         from cohort.ops.fused import kernels_head
 

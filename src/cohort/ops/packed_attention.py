@@ -1,21 +1,21 @@
-"""Causal attention over a flat layout of rows (ops/layout.py): each token sees the earlier tokens of its own row, and no others.
+"""Causal attention over a flat layout of rows (ops/layout.py): each token sees only the earlier tokens of its own row.
 
-Three ways to the same numbers:
+There are three implementations:
 
-- padded: rows are gathered side by side and given to `attend_causally`. Everywhere, and exact to the bits of decoding where
-  that is (ops/attention.py); the only way with a soft-cap, in float32 and on a CPU.
-- rows of one length on a GPU: the flat tokens are a rectangle already, and cuDNN's kernel is the fastest there is for it.
-- segments, with a varlen kernel in bfloat16 or float16 on a GPU. With shared prompts in two calls: every segment causally by
-  itself, and each completion over all of its prompt. A softmax over both parts is
+- Padded: rows are gathered side by side and passed to `attend_causally`. Works everywhere, with the bits of decoding where
+  that is exact (ops/attention.py). The only one for soft-caps, float32 and CPUs.
+- Rectangle: rows of one length on a GPU need no gathering, and cuDNN's kernel is the fastest for them.
+- Segments: a varlen kernel in bfloat16 or float16 on a GPU. With shared prompts it is called twice: for every segment causally, and
+  for each completion over all of its prompt. The softmax over both parts is
 
       lse = log(exp(lse_own) + exp(lse_prompt)),   out = out_own exp(lse_own - lse) + out_prompt exp(lse_prompt - lse)
 
-  The backward of a flash kernel makes its probabilities again from the scores and lse, and reads the output only in
-  delta = sum(grad_out * out). Given the joint lse and output, each of two backward calls therefore gives its exact share of
-  the gradients; they add up.
+The backward of a flash kernel recomputes its probabilities from the scores and lse, and needs the output only for delta =
+sum(grad_out * out). With the joint lse and output, each of two backward calls gives its exact share of the gradients, and the
+shares add up.
 
-Kernels whose backward adds up with atomics follow `torch.use_deterministic_algorithms` (ops/determinism.py): with it on, runs are
-the same to the bit, and cuDNN, which has no such mode, is not used.
+Kernels whose backward uses atomics follow `torch.use_deterministic_algorithms` (ops/determinism.py). In that mode runs are
+reproducible, and cuDNN, which has no such mode, is not used.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def attend(
     window: int | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """[T, H, D] queries over [T, kv_heads, D] keys and values; gives [T, H, D]. Differentiable."""
+    """Attend from [T, H, D] queries to [T, kv_heads, D] keys and values; returns [T, H, D]. Differentiable."""
     if window is not None and window >= layout.longest_row:
         window = None
-    # The window of a completion would end inside its prompt, at another place for every token: two calls cannot say that.
+    # The window of a completion would end inside its prompt, at another position for every token, which two calls cannot
+    # express.
     if softcap or (window is not None and layout.shared is not None) or not can_use_flash(query_THD, value_TKD):
         return attend_padded(layout, query_THD, key_TKD, value_TKD, scaling, window, softcap)
     if layout.equal_rows and window is None and not torch.are_deterministic_algorithms_enabled():
@@ -74,13 +75,7 @@ def can_use_flash(query_THD: Tensor, value_TKD: Tensor) -> bool:
 
 
 def attend_padded(
-    layout: Layout,
-    query_THD: Tensor,
-    key_TKD: Tensor,
-    value_TKD: Tensor,
-    scaling: float,
-    window: int | None,
-    softcap: float,
+    layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, window: int | None, softcap: float
 ) -> Tensor:
     padding = layout.padding
     sizes = [rows * width for rows, width in padding.shapes]
@@ -98,7 +93,7 @@ def attend_padded(
     return out if padding.flat is None else take(out, padding.flat)
 
 
-# -- rows of one length ------------------------------------------------------------------------------------------------
+# -- equal lengths -----------------------------------------------------------------------------------------------------
 
 
 def attend_rectangle(layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float) -> Tensor:
@@ -118,7 +113,7 @@ def attend_rectangle(layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_T
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Which keys the queries of a call see: those of the same number, of (start, next start), up to their own if causal."""
+    """Spans of queries and keys: span i of the queries sees span i of the keys, with `causal` only up to its own position."""
 
     query_starts: Tensor
     key_starts: Tensor
@@ -127,11 +122,11 @@ class Spans:
     scaling: float
     causal: bool = False
     window: int | None = None
-    """Tokens that a token sees, itself included; None: all."""
+    """Tokens that a token sees, including itself; None: all."""
 
 
 class Inputs(NamedTuple):
-    """[queries, H, D], and twice [keys, kv_heads, D]."""
+    """Query [queries, H, D], key and value [keys, kv_heads, D]."""
 
     query: Tensor
     key: Tensor
@@ -154,15 +149,9 @@ def attend_segments(
 class _SegmentAttention(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        layout: Layout,
-        scaling: float,
-        window: int | None,
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: Layout, scaling: float, window: int | None,
         kernel: FlashKernel,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         inputs, starts, longest = Inputs(query, key, value), layout.segment_starts, layout.longest_segment
         own = Spans(starts, starts, longest, longest, scaling, causal=True, window=window)
         out, lse = kernel.forward(inputs, own)
@@ -176,7 +165,7 @@ class _SegmentAttention(torch.autograd.Function):
             joint_lse = torch.logaddexp(own_lse, prompt_lse)
             own_share = (own_lse - joint_lse).exp().t()[..., None]
             prompt_share = (prompt_lse - joint_lse).exp().t()[..., None]
-            # Shares are float32, so the products are too, and the sum is rounded once.
+            # The shares are float32, so the sum is rounded once.
             torch.add(out[begin:] * own_share, prompt_out * prompt_share, out=out[begin:])
             lse[:, begin:] = joint_lse
         ctx.save_for_backward(query, key, value, out, lse)
@@ -199,10 +188,10 @@ class _SegmentAttention(torch.autograd.Function):
 
 
 def copy_prompts(inputs: Inputs, shared: SharedPrompts) -> Inputs:
-    """The queries of the completions, and keys and values of the prompts, once for each of their completions.
+    """Return the completions' queries, and the prompts' keys and values, repeated for each completion.
 
-    The backward of a flash kernel has a program for a block of keys, which walks through all queries. A prompt is a block or
-    two: read by a whole group it would keep a few programs busy for long. Copies are small beside the rest, and are not kept.
+    The backward of a flash kernel has one program per block of keys, which loops over all queries. A prompt has one or two
+    blocks, so if a whole group shared it, a few programs would run long. The copies are small and not kept.
     """
     index_N = shared.copies.index_N
     key, value = inputs.key.index_select(0, index_N), inputs.value.index_select(0, index_N)
@@ -213,7 +202,7 @@ class FlashKernel:
     """PyTorch's flash attention over sequences of different lengths, by spans of queries and keys."""
 
     def forward(self, inputs: Inputs, spans: Spans) -> tuple[Tensor, Tensor]:
-        """The output [queries, H, D], and the natural log-sum-exp [H, queries] of the scaled scores."""
+        """Return the output [queries, H, D], and the natural log-sum-exp [H, queries] of the scaled scores."""
         out, lse, *_ = torch.ops.aten._flash_attention_forward(
             *inputs, *self._list_spans(spans), 0.0, spans.causal, False, **self._list_options(spans)
         )
@@ -222,8 +211,8 @@ class FlashKernel:
     def backward(
         self, grad_out: Tensor, inputs: Inputs, out: Tensor, lse: Tensor, spans: Spans
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Gradients of query, key and value. `out` and `lse` may include keys outside these spans."""
-        # State of the random numbers for dropout, of which there is none.
+        """Return the gradients of query, key and value. `out` and `lse` may include keys outside these spans."""
+        # The random state for dropout, which is not used.
         seed = torch.empty(2, dtype=torch.uint64, device=out.device)
         unused = torch.empty(0, device=out.device)
         tensors, rest = (grad_out, *inputs, out, lse), (0.0, spans.causal, seed, unused)
@@ -233,8 +222,8 @@ class FlashKernel:
         return grad_query, grad_key, grad_value
 
     def _list_spans(self, spans: Spans) -> tuple[Tensor, Tensor, int, int]:
-        # The longest query only sizes the grid. Told that it is 1, the kernel takes its way for decoding, which returns lse
-        # in another layout.
+        # The longest query only sizes the grid. With 1 the kernel would switch to decoding, which returns lse in another
+        # layout.
         return spans.query_starts, spans.key_starts, max(2, spans.longest_query), spans.longest_key
 
     def _list_options(self, spans: Spans) -> dict[str, Any]:
@@ -242,14 +231,14 @@ class FlashKernel:
         return {"scale": spans.scaling, **window}
 
 
-# -- for the modules of transformers -----------------------------------------------------------------------------------
+# -- for modules of transformers ---------------------------------------------------------------------------------------
 
 _LAYOUT: ContextVar[Layout | None] = ContextVar("layout", default=None)
 
 
 @contextmanager
 def use_layout(layout: Layout) -> Iterator[None]:
-    """The layout of the tokens that modules read meanwhile: their attention function has no argument for it."""
+    """Set the layout for modules called inside; their attention function has no argument for it."""
     token = _LAYOUT.set(layout)
     try:
         yield
@@ -260,7 +249,7 @@ def use_layout(layout: Layout) -> Iterator[None]:
 def read_layout(
     module: Any, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, softcap: float
 ) -> Tensor:
-    """Of a batch of one. Tokens beyond the layout's are filling and attend to nothing."""
+    """Attend in a batch of one. Tokens beyond the layout are padding and attend to nothing."""
     layout = _LAYOUT.get()
     if layout is None or query.shape[0] != 1 or not query.shape[2] == key.shape[2] >= layout.num_tokens:
         raise InvariantError(f"the trainer's attention reads one flat layout, not a batch of {tuple(query.shape)}.")

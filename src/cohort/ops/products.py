@@ -1,11 +1,18 @@
-"""The library that multiplies float32 matrices on a CPU: MKL, PyTorch's default, or oneDNN.
+"""Matrix products in float32 on a CPU: rows with the same bits in any batch, and the choice between MKL and oneDNN.
 
-On CPUs with AVX-512, oneDNN takes about half of MKL's time. PyTorch uses it only where it may round float32 inputs to bfloat16, which
-oneDNN does on CPUs with matrix units for bfloat16 and not on others. So a run measures the error against float64 first, and takes
-oneDNN only for results that are still those of float32. It also checks that a row of a product has the same bits in any batch, which
-sampling and training rely on (rounding.py). No timing is involved: the same machine always makes the same choice.
+For fewer than about 16 rows the CPU's matrix library uses kernels that add in another order, so a row would get other bits
+alone than in a batch. Up to a width of a few hundred, 16 rows are always enough (tested), and padding with zeros costs nothing
+there. Together with attention in float64 (ops/attention.py) a token's log-prob then has the same bits whether it is decoded
+alone or read as part of a sequence. Wider models on several threads keep rounding differences.
 
-The setting belongs to the process. It is set for the products of the CPU only and restored when the run ends.
+An activation over all rows is computed in full vectors, and the remainder at the end number by number, with another
+exponential. If a row is not a whole number of vectors, rows are added until all of them together are.
+
+On CPUs with AVX-512, oneDNN takes about half of MKL's time, PyTorch's default. PyTorch uses it only where it may round float32
+inputs to bfloat16, which oneDNN does on CPUs with bfloat16 matrix units and not on others. So a run first measures the error
+against float64, and uses oneDNN only if the results are still those of float32 and rows have the same bits in any batch. No
+timing is involved, so the same machine always makes the same choice. The setting applies to the process; it is set only for
+products on the CPU and restored when the run ends.
 """
 
 from __future__ import annotations
@@ -23,11 +30,11 @@ from cohort.errors import RunError
 
 STEADY_ROWS = 16
 FLOATS_AT_ONCE = 32
-"""Float32 numbers in the two widest vector registers that torch's elementwise loops take at once."""
+"""Float32 numbers in the two widest vector registers, which torch's elementwise loops process at once."""
 
 
 def count_missing_rows(rows: int, device: torch.device, width: int = 0) -> int:
-    """How many rows are missing for results that do not depend on their number. width: numbers in a row of an activation."""
+    """Return how many rows to add so that results do not depend on the number of rows. width: numbers per row of an activation."""
     if device.type != "cpu":
         return 0
     step = find_row_step(width)
@@ -35,18 +42,18 @@ def count_missing_rows(rows: int, device: torch.device, width: int = 0) -> int:
 
 
 def find_row_step(width: int) -> int:
-    """Rows of so many numbers that are full vectors together; 1 where each is, or where no width is given."""
+    """Return the smallest number of rows of that width that fill whole vectors; 1 without a width."""
     return FLOATS_AT_ONCE // math.gcd(FLOATS_AT_ONCE, width)
 
 
 def find_activated_width(config: Any) -> int:
-    """Numbers in a row of the MLP's activation, as far as a config of transformers says it of all layers; else 0."""
+    """Return the width of the MLP's activation if the transformers config has one for all layers, else 0."""
     width = getattr(config.get_text_config(), "intermediate_size", 0)
     return width if isinstance(width, int) else 0
 
 
 def run_steadily(function: Callable[[Tensor], Tensor], rows_NH: Tensor) -> Tensor:
-    """function(rows), computed with enough rows."""
+    """Return function(rows), computed with enough rows."""
     missing = count_missing_rows(rows_NH.shape[:-1].numel(), rows_NH.device)
     if not missing:
         return function(rows_NH)
@@ -56,17 +63,17 @@ def run_steadily(function: Callable[[Tensor], Tensor], rows_NH: Tensor) -> Tenso
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# x
+# MKL or oneDNN
 # ---------------------------------------------------------------------------------------------------------------------
 
 MKL, ONEDNN = "mkl", "onednn"
 LEAST_WEIGHTS = 2**21
-"""Weights of a layer from which on oneDNN is considered. Smaller models keep the compiled step for all layers, which calls MKL."""
+"""Weights per layer from which on oneDNN is considered. Smaller models keep the compiled step for all layers, which calls MKL."""
 TOLERANCE = 4
-"""oneDNN's error against float64 may be this many times MKL's. Measured: 1.0 to 2.2. With inputs rounded to tf32 it is 1,200 to 2,000,
-to bfloat16 9,700 to 16,000."""
+"""Largest accepted ratio of oneDNN's error to MKL's, both against float64. Measured: 1.0 to 2.2; 1,200 to 2,000 with inputs
+rounded to tf32; 9,700 to 16,000 with bfloat16."""
 OUTPUTS = 192
-"""Columns of a product in the probe; its error depends on the numbers that are added up, not on these."""
+"""Columns of the probe's product. They do not affect the error, only the summed numbers do."""
 ROWS = (STEADY_ROWS, 37, 300)
 _library: Any = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
 
@@ -77,7 +84,7 @@ def uses_onednn() -> bool:
 
 @contextmanager
 def restore_products() -> Iterator[None]:
-    """Whatever is chosen inside ends here."""
+    """Restore the library at the end."""
     before = _library.fp32_precision
     try:
         yield
@@ -86,7 +93,7 @@ def restore_products() -> Iterator[None]:
 
 
 def choose_products(model: nn.Module, dtype: torch.dtype) -> str:
-    """The library for this model on this machine; "" where it does not compute in float32 on a CPU."""
+    """Return the library for this model on this machine, or "" if it does not compute in float32 on a CPU."""
     if dtype != torch.float32 or not is_on_cpu(model):
         return ""
     linears = find_linears(model)
@@ -96,7 +103,7 @@ def choose_products(model: nn.Module, dtype: torch.dtype) -> str:
 
 
 def use_products(name: str, model: nn.Module, owner: str) -> None:
-    """Multiply with this library from now on. owner: whose choice it is, for the error where this machine cannot follow it."""
+    """Multiply with this library from now on. owner: the subject of the error message if this machine cannot."""
     if name != ONEDNN or not is_on_cpu(model):
         return
     if reason := explain_refusal(find_linears(model)):
@@ -112,13 +119,13 @@ def is_on_cpu(model: nn.Module) -> bool:
 
 
 def find_linears(model: Any) -> list[nn.Linear]:
-    """The layers' matrices: without the head, whose size says nothing of a layer."""
+    """Return the layers' linear modules, without the head."""
     head = model.get_output_embeddings()
     return [module for module in model.modules() if isinstance(module, nn.Linear) and module is not head]
 
 
 def explain_refusal(linears: list[nn.Linear]) -> str:
-    """Why oneDNN's products cannot replace MKL's here; "" where they can."""
+    """Return why oneDNN cannot replace MKL here, or ""."""
     if not torch.backends.mkldnn.is_available():
         return "PyTorch has no oneDNN"
     generator, differs = torch.Generator().manual_seed(0), False

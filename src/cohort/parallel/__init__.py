@@ -1,1 +1,1 @@
-"""Multi-process training with torchrun. A run of one process imports nothing of this."""
+"""Multi-process training with torchrun. A run of one process imports none of this."""

@@ -1,13 +1,12 @@
-"""The processes that torchrun has started, as one World: torch.distributed, and nothing of our own beside it.
+"""The ranks that torchrun started, as one World, over torch.distributed.
 
-Every exchange begins with a meeting over the launcher's key-value store: each rank leaves a note (its number of the exchange,
-what it is about, a small payload) and reads those of the others. Meetings are what makes a lost rank a sentence and not a
-riddle: a rank that is late but shows signs of life is waited for, however long its rewards or its disk take; one without a sign
-for `limit_s` is named. Large payloads and tensors follow by collectives, gloo for the memory of hosts and NCCL for that of GPUs,
-once all ranks are known to be there.
+Every exchange begins with a meeting over the launcher's key-value store: each rank writes a note (number and kind of the exchange, a
+small payload) and reads the notes of the others. So the loss of a rank gives a clear error: a rank that is late but has a heartbeat is
+waited for, however long its rewards or its disk take; one without a heartbeat for `limit_s` is named. Large payloads and tensors follow
+in collectives (gloo for host memory, NCCL for GPUs), once all ranks have arrived.
 
-The payloads are pickles, which the processes of one run send each other, as those of torch.distributed itself are: the ports of a
-launcher and of its ranks belong on a private network.
+Payloads are pickles from processes of the same run, as in torch.distributed itself: keep the ports of launcher and ranks on a private
+network.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import os
 import pickle
 import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
@@ -27,25 +27,93 @@ import torch.distributed as dist
 from torch import Tensor
 
 from cohort import errors
-from cohort.base.interrupts import allow_interrupts, raise_when_free, read_pending, was_signalled
+from cohort.base.interrupts import allow_interrupts, pass_on, raise_when_free, read_pending, was_signalled
 from cohort.base.world import World
 from cohort.errors import CohortError, Interrupted, RankError, describe_problem
-from cohort.parallel.joining import Room, find_room, read_place, shorten
-from cohort.parallel.life import SignsOfLife, name_signal
+from cohort.parallel.rendezvous import RUN_KEY, Room, find_room, read_rank, shorten
 
 T = TypeVar("T")
 Number = TypeVar("Number", int, float)
 
 SMALL = 1 << 14
-"""Bytes of a payload that travels in the note itself."""
+"""Largest payload, in bytes, that is part of the note."""
 BUCKET = 1 << 26
-"""Bytes of gradients that are added up in one collective."""
+"""Bytes of gradients that are summed in one collective."""
 TRANSPORT = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
-"""What torch says of a collective that has lost a side."""
-TOLD = "told"
-"""What the note of a rank that ends with a problem is about."""
-HEARD = "heard"
-"""Where the main rank says that it ends with a problem, and will tell people."""
+"""Matches torch's errors about a lost peer."""
+FAILED = "failed"
+"""Kind of the note of a rank that ends with an error."""
+REPORTED = "reported"
+"""Key under which the main rank records that it ends with an error and reports it."""
+HEARTBEAT_S = 1.0
+FIRST_LOOK_S = 2.0
+"""Waiting time before the heartbeats of late ranks are checked."""
+PATIENCE_AFTER_FAILURE_S = 8.0
+REPORT_S = 5.0
+"""Time for the main rank to receive an error of another rank, or to meet the same one."""
+LONGEST_PAUSE_S = 0.02
+
+
+class Heartbeats:
+    """A thread in every rank that counts up in the store, which tells a slow rank from a dead one."""
+
+    def __init__(self, store: dist.Store, rank: int, size: int):
+        self.store, self.rank, self.size = store, rank, size
+        self.seen: dict[int, tuple[bytes, float]] = {}
+        """Rank -> its last heartbeat, and when this process first saw it."""
+        self.ended = threading.Event()
+        store.set(f"who/{rank}", f"rank {rank} (process {os.getpid()} on {socket.gethostname()})")
+
+    def begin(self) -> None:
+        self.store.set(f"life/{self.rank}", "0")
+        threading.Thread(target=self._beat, daemon=True, name="heartbeats").start()
+
+    def _beat(self) -> None:
+        count = 0
+        with contextlib.suppress(RuntimeError):  # the store is gone, which the main thread will report
+            while not self.ended.wait(HEARTBEAT_S):
+                count += 1
+                self.store.set(f"life/{self.rank}", str(count))
+                # Pass on a signal that one rank received, since others may be in long work before their next exchange.
+                if name := read_pending():
+                    self.store.compare_set("signal", "", name_signal(name, self.rank))
+                elif self.store.check(["signal"]):
+                    pass_on(self.store.get("signal").decode())
+
+    def find_silent(self, ranks: Sequence[int], limit_s: float) -> list[int]:
+        """The ranks without a new heartbeat for `limit_s`, as far as this process has seen."""
+        with contextlib.suppress(RuntimeError):
+            return self._pick_silent(ranks, limit_s)
+        return []
+
+    def _pick_silent(self, ranks: Sequence[int], limit_s: float) -> list[int]:
+        beats, now = self.store.multi_get([f"life/{rank}" for rank in ranks]), time.monotonic()
+        for rank, beat in zip(ranks, beats, strict=True):
+            if rank not in self.seen or self.seen[rank][0] != beat:
+                self.seen[rank] = (beat, now)
+        return [rank for rank in ranks if now - self.seen[rank][1] > limit_s]
+
+    def find_lost(self) -> list[int] | None:
+        """The other ranks without a heartbeat in the next few seconds; None if the store cannot be reached."""
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        try:
+            self._pick_silent(others, 0.0)
+            time.sleep(3 * HEARTBEAT_S)
+            return self._pick_silent(others, 2 * HEARTBEAT_S)
+        except RuntimeError:
+            return None
+
+    def describe(self, ranks: Sequence[int]) -> str:
+        """The ranks with their processes and hosts."""
+        try:
+            return ", ".join(self.store.get(f"who/{rank}").decode() for rank in ranks)
+        except RuntimeError:
+            return ", ".join(f"rank {rank}" for rank in ranks)
+
+
+def name_signal(name: str, rank: int) -> str:
+    """A signal with the rank that received it, even if it was passed on."""
+    return name if " on rank " in name else f"{name} on rank {rank}"
 
 
 class Ranks(World):
@@ -57,17 +125,17 @@ class Ranks(World):
         self.rank, self.size, self.limit_s, self.hosts = rank, size, limit_s, room.hosts
         self.waited = 0.0
         self.problem: Exception | None = None
-        """Of this rank's own work, which the others are told and raise with it."""
+        """An error of this rank's own work, which the other ranks raise as well."""
         self.lost = ""
-        """Why nothing more is exchanged; "": all are there."""
+        """Why nothing more is exchanged; "": no rank is lost."""
         self.store, self.meeting, self.room = room.store, -1, room
         self.earlier_run = room.earlier_run
-        self.life = SignsOfLife(room.store, rank, size)
+        self.heartbeats = Heartbeats(room.store, rank, size)
         for parity in range(2):
             self._leave_note(parity - 2, ("", b"", 0, "", ""))
-        self.life.begin()
+        self.heartbeats.begin()
 
-    # -- what is shared out and joined -----------------------------------------------------------------------------------
+    # -- exchanges -------------------------------------------------------------------------------------------------------
 
     def gather(self, mine: Sequence[T]) -> list[T]:
         return [one for theirs in self._exchange("gather", list(mine)) for one in theirs]
@@ -76,7 +144,7 @@ class Ranks(World):
         return [one for theirs in self._exchange("compute", *self._try(lambda: list(work()))) for one in theirs]
 
     def on_main(self, work: Callable[[], T]) -> T:
-        if self.lost:  # what was earned is still saved by whoever can; the others have nothing to go on with
+        if self.lost:  # the main rank can still save the state
             if self.is_main:
                 return work()
             raise RankError(self.lost)
@@ -106,7 +174,7 @@ class Ranks(World):
                     tensor.copy_(summed.view_as(tensor))
 
     def _try(self, work: Callable[[], T]) -> tuple[T | None, bytes | Literal[""]]:
-        """What the work gives, or its problem as it is told to the others. A signal gives it up, and is raised in the exchange."""
+        """(result, pickled error). A signal stops the work and is raised in the exchange."""
         try:
             with allow_interrupts():
                 return work(), ""
@@ -118,12 +186,12 @@ class Ranks(World):
 
     def remember_run(self, root: str) -> None:
         if self.is_main:
-            self.room.remember_run(root)
+            self.room.lobby.set(RUN_KEY, root)
 
     # -- ending ----------------------------------------------------------------------------------------------------------
 
     def explain(self, problem: Exception) -> Exception:
-        """Of the collectives that FSDP makes by itself, while it computes; ours say it where they are."""
+        """Name the lost rank in errors of FSDP's own collectives; ours do it themselves."""
         if self.lost or not isinstance(problem, RuntimeError) or not TRANSPORT.search(str(problem)):
             return problem
         try:
@@ -135,31 +203,31 @@ class Ranks(World):
     def fail(self, problem: BaseException) -> None:
         if not self.lost:
             self.lost = describe_problem(problem) if isinstance(problem, Exception) else repr(problem)
-            self._tell(self.meeting + 1, problem)
+            self._write_failure(self.meeting + 1, problem)
             if isinstance(problem, CohortError) and not self.is_main:
-                problem.told = self._is_heard()
+                problem.told = self._is_reported()
 
     def close(self) -> None:
         if not self.lost:
-            with contextlib.suppress(RankError):  # all is done: who is lost now is missed by nobody
-                self._exchange("close", None)  # nobody hangs up while another still reads
+            with contextlib.suppress(RankError):  # everything is done, so a rank lost now does not matter
+                self._exchange("close", None)  # no rank leaves while another still reads
         self._leave_store()
-        self.life.end()
+        self.heartbeats.ended.set()
         if not self.lost and dist.is_initialized():
             dist.destroy_process_group()
 
     def _leave_store(self) -> None:
-        """Where no launcher keeps the store, the rank that does stays until the others have read what it had to say."""
+        """Leave; a rank that hosts the store waits until the others have left."""
         with contextlib.suppress(RuntimeError):
             self.store.set(f"left/{self.rank}", "")
             if self.hosts:
-                patience = timedelta(seconds=PATIENCE_WHEN_TOLD_S if self.lost else self.limit_s)
+                patience = timedelta(seconds=PATIENCE_AFTER_FAILURE_S if self.lost else self.limit_s)
                 self.store.wait([f"left/{rank}" for rank in range(self.size)], patience)
 
     # -- meetings --------------------------------------------------------------------------------------------------------
 
     def _exchange(self, about: str, mine: Any, problem: str | bytes = "") -> list[Any]:
-        """What every rank has brought, in the order of ranks, once all are there. A signal that any of them got is raised in all."""
+        """The values of all ranks, in order, once all have arrived. A signal that any rank received is raised in all."""
         if self.lost:
             raise RankError(self.lost)
         payload = pickle.dumps(mine)
@@ -179,7 +247,7 @@ class Ranks(World):
         return [pickle.loads(one) for one in payloads]
 
     def _leave_note(self, meeting: int, note: tuple[Any, ...]) -> None:
-        # Two places in turn: nobody comes to the meeting after next before all have read this one.
+        # Two keys in turn: no rank reaches the meeting after next before all have read this one.
         self.store.set(f"note/{self.rank}/{meeting % 2}", pickle.dumps((meeting, *note)))  # type: ignore[arg-type]
 
     def _await_notes(self, about: str) -> list[tuple[Any, ...]]:
@@ -189,33 +257,33 @@ class Ranks(World):
             with self._name_loss():
                 notes = [pickle.loads(one) for one in self.store.multi_get(keys)]
             for number, what, payload, *_ in notes:
-                if number == self.meeting and what == TOLD:
+                if number == self.meeting and what == FAILED:
                     problem = pickle.loads(payload)
                     self.lost = describe_problem(problem)
                     if self.is_main:
-                        self.store.set(HEARD, "")
+                        self.store.set(REPORTED, "")
                     raise self._leave_to_main(problem)
             late = [rank for rank, one in enumerate(notes) if one[0] != self.meeting]
             waited = time.monotonic() - began
             if not late:
                 self.waited += waited
-                self._refuse_other_ways(about, notes)
+                self._refuse_other_kinds(about, notes)
                 return [one[1:] for one in notes]
-            # A launcher that has lost a rank tells the others by a signal: then there is less to wait for.
-            limit_s = min(self.limit_s, PATIENCE_WHEN_TOLD_S) if was_signalled() else self.limit_s
-            if waited > FIRST_LOOK_S and (gone := self.life.find_gone(late, limit_s)):
-                self._lose(f"{self.life.describe(gone)} gave no sign of life for {limit_s:.0f} s and counts as lost", gone)
+            # A launcher that has lost a rank signals the others: then waiting longer is pointless.
+            limit_s = min(self.limit_s, PATIENCE_AFTER_FAILURE_S) if was_signalled() else self.limit_s
+            if waited > FIRST_LOOK_S and (gone := self.heartbeats.find_silent(late, limit_s)):
+                self._lose(
+                    f"{self.heartbeats.describe(gone)} gave no sign of life for {limit_s:.0f} s and counts as lost", gone
+                )
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_S)
 
-    def _refuse_other_ways(self, about: str, notes: Sequence[tuple[Any, ...]]) -> None:
-        ways = {rank: one[1] for rank, one in enumerate(notes) if one[1] != about}
-        if ways:
-            rank, what = next(iter(ways.items()))
-            self._lose(
-                f"rank {self.rank} came to exchange {self.meeting} to {about}, and rank {rank} to {what}: the ranks have gone different ways",
-                [],
-            )
+    def _refuse_other_kinds(self, about: str, notes: Sequence[tuple[Any, ...]]) -> None:
+        others = {rank: one[1] for rank, one in enumerate(notes) if one[1] != about}
+        if others:
+            rank, kind = next(iter(others.items()))
+            what = f"rank {self.rank} came to exchange {self.meeting} to {about}, and rank {rank} to {kind}"
+            self._lose(f"{what}: the ranks have diverged", [])
 
     def _gather_bytes(self, payload: bytes, lengths: Sequence[int]) -> list[bytes]:
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -227,61 +295,52 @@ class Ranks(World):
 
     @contextlib.contextmanager
     def _name_loss(self) -> Iterator[None]:
-        """torch's own errors say which address closed a connection; people want to know which rank is gone."""
+        """Replace torch's errors, which name an address, by errors that name the lost rank."""
         try:
             yield
         except RuntimeError as problem:
-            gone = self.life.find_silent()
+            gone = self.heartbeats.find_lost()
             if gone is None:
                 where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
-                self._lose(
-                    f"the launcher's store at {where} cannot be reached: rank 0, its host or the network is gone", [], problem
-                )
+                text = f"the launcher's store at {where} cannot be reached: rank 0, its host or the network is gone"
             else:
-                who = self.life.describe(gone) if gone else "the connection to another rank"
-                self._lose(f"{who} is lost ({shorten(problem)})", gone, problem)
+                who = self.heartbeats.describe(gone) if gone else "the connection to another rank"
+                text = f"{who} is lost ({shorten(problem)})"
+            self._lose(text, gone or [], problem)
 
     def _lose(self, why: str, gone: Sequence[int], cause: BaseException | None = None) -> None:
         self.lost = (
-            f"{why}. What is saved stays: `cohort resume` goes on with any number of ranks (parallel.limit_s is how long a rank may be "
+            f"{why}. Checkpoints stay valid: `cohort resume` works with any number of ranks (parallel.limit_s is how long a rank may be "
             "silent)."
         )
         problem = RankError(self.lost)
-        problem.told = bool(gone) and any(rank not in gone for rank in range(self.rank))  # who misses them as well, and says so
-        for meeting in (self.meeting, self.meeting + 1):  # whoever is at this exchange still, or past it already
-            self._tell(meeting, problem)
+        problem.told = bool(gone) and any(rank not in gone for rank in range(self.rank))  # a lower rank reports it
+        for meeting in (self.meeting, self.meeting + 1):  # other ranks may still be at this exchange, or past it
+            self._write_failure(meeting, problem)
         raise problem from cause
 
-    def _tell(self, meeting: int, problem: BaseException) -> None:
-        with contextlib.suppress(RuntimeError):  # the store went with its host
-            self._leave_note(meeting, (TOLD, pickle.dumps(make_shareable(problem, self.rank)), 0, "", ""))
+    def _write_failure(self, meeting: int, problem: BaseException) -> None:
+        with contextlib.suppress(RuntimeError):  # the store is gone with its host
+            self._leave_note(meeting, (FAILED, pickle.dumps(make_shareable(problem, self.rank)), 0, "", ""))
             if self.is_main:
-                self.store.set(HEARD, "")
+                self.store.set(REPORTED, "")
 
-    def _is_heard(self) -> bool:
-        """Whether the main rank has a problem too, this one or another, and says it. Before they meet all may have the same."""
+    def _is_reported(self) -> bool:
+        """Whether the main rank reports an error, too: this one, or its own."""
         with contextlib.suppress(RuntimeError):
-            self.store.wait([HEARD], timedelta(seconds=HEARING_S))
+            self.store.wait([REPORTED], timedelta(seconds=REPORT_S))
             return True
         return False
 
     def _leave_to_main(self, problem: Exception) -> Exception:
-        """A problem that all ranks know is said by the main one alone; what is nobody's words keeps its traceback where it arose."""
+        """Let only the main rank print an error that all ranks have; unexpected errors keep their traceback where they arose."""
         if isinstance(problem, CohortError):
             problem.told = not self.is_main
         return problem
 
 
-FIRST_LOOK_S = 2.0
-"""Of waiting, before anybody asks whether those who are late still live."""
-PATIENCE_WHEN_TOLD_S = 8.0
-HEARING_S = 5.0
-"""For the main rank to come upon a problem that another has told it, or to have the same."""
-LONGEST_PAUSE_S = 0.02
-
-
 def make_shareable(problem: BaseException, rank: int) -> CohortError:
-    """The problem as an error that every rank can raise: of its kind where it is one of ours, with the rank it comes from."""
+    """The error in a form that every rank can raise: one of ours keeps its class; the text names the rank."""
     known = isinstance(problem, CohortError) and getattr(errors, type(problem).__name__, None) is type(problem)
     text = str(problem) if known else describe_problem(problem) if isinstance(problem, Exception) else repr(problem)
     kind: type[CohortError] = type(problem) if known else RankError  # type: ignore[assignment]
@@ -289,7 +348,7 @@ def make_shareable(problem: BaseException, rank: int) -> CohortError:
 
 
 def fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Neighbours of one kind together, up to BUCKET bytes; a large one alone."""
+    """Consecutive tensors of one dtype and device, up to BUCKET bytes each; a larger tensor has its own bucket."""
     buckets: list[list[Tensor]] = []
     room = 0
     for tensor in tensors:
@@ -303,8 +362,8 @@ def fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def join_ranks(limit_s: float) -> Ranks:
-    """Meet the other processes of this launch; again, where a process trains once more."""
-    rank, size = read_place()
+    """Meet the other ranks of this launch; once more for each training in this process."""
+    rank, size = read_rank()
     room = find_room(rank, size, limit_s)
     try:
         ranks = Ranks(rank, size, limit_s, room)
@@ -312,14 +371,14 @@ def join_ranks(limit_s: float) -> Ranks:
         dist.init_process_group(choose_backend(), store=groups, rank=rank, world_size=size, timeout=timedelta(seconds=limit_s))
     except (RuntimeError, ValueError) as problem:
         raise RankError(
-            f"rank {rank} of {size} has met the others, and cannot exchange tensors with them ({shorten(problem)}). Their hosts must reach "
-            "each other on every port (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME name the network card): see docs/scale.md."
+            f"rank {rank} of {size} has met the others, but cannot exchange tensors with them ({shorten(problem)}). Their hosts must reach "
+            "each other on every port (GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME name the interface): see docs/scale.md."
         ) from problem
     return ranks
 
 
 def choose_backend() -> str:
-    """NCCL between GPUs; gloo, through the host, where ranks must share one, and on hosts. CUDA is not started by asking."""
+    """NCCL between GPUs; gloo if ranks share a GPU, and on CPUs. Does not initialise CUDA."""
     gpus = torch.cuda.device_count()
     if not gpus:
         return "gloo"

@@ -24,13 +24,13 @@ from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import Recipe
 from cohort.rewards.runner import RewardRunner
-from cohort.training import agreement
-from cohort.training.agreement import name_ranks
+from cohort.training import launch
+from cohort.training.launch import name_ranks
 
 if TYPE_CHECKING:
     from cohort.training.build import EncodedData
-    from cohort.training.parts import Parts
     from cohort.training.preflight import Check
+    from cohort.training.run import Run
 
 MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": "[bold red]FAILURE[/]"}
 
@@ -38,8 +38,8 @@ MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": 
 def run_doctor(recipe: Recipe, ranks: int = 0) -> bool:
     """Print all checks; True if none failed. ranks: also predict memory on this many."""
     started = time.monotonic()
-    world = agreement.find_world(lambda: recipe.parallel.limit_s)
-    with agreement.end_together(world):
+    world = launch.find_world(lambda: recipe.parallel.limit_s)
+    with launch.end_together(world):
         try:
             checks = run_checks(world, recipe, ranks)
         except RankError as problem:
@@ -52,15 +52,14 @@ def run_doctor(recipe: Recipe, ranks: int = 0) -> bool:
 
 
 def run_checks(world: World, recipe: Recipe, ranks: int) -> list[Check]:
-    agreement.compare_ranks(world, lambda: agreement.list_launch_facts(recipe))
+    launch.compare_ranks(world, lambda: launch.list_launch_facts(recipe))
     with (
         make_shared_folder(world, Path(recipe.runs_folder)) as scratch,
         RewardRunner.for_run(recipe) as rewards,
     ):
         from cohort.observe.monitors import drop_monitors, find_monitor_problems
         from cohort.session import Session
-        from cohort.training.preflight import Check, run_cheap_checks
-        from cohort.training.trial_checks import check_own_functions, run_trial_checks
+        from cohort.training.preflight import Check, check_own_functions, run_cheap_checks, run_trial_checks
 
         rewards.world = world
         shared = recipe.parallel.shard == "full" and not world.launched
@@ -85,7 +84,7 @@ def run_checks(world: World, recipe: Recipe, ranks: int) -> list[Check]:
         return join_checks(world, checks)
 
 
-def check_memory_on_ranks(parts: Parts, encoded: EncodedData, ranks: int) -> list[Check]:
+def check_memory_on_ranks(parts: Run, encoded: EncodedData, ranks: int) -> list[Check]:
     """Predicted memory of a rank: in detail on `ranks` ranks, and the peak on 1, 2, 4 and so on."""
     from cohort.training.preflight import Check, check_memory, check_teacher, estimate_rank
 
@@ -96,7 +95,7 @@ def check_memory_on_ranks(parts: Parts, encoded: EncodedData, ranks: int) -> lis
     return [check_memory(parts, encoded, teacher, ranks), by_ranks] if ranks != parts.world.size else [by_ranks]
 
 
-def check_ahead(parts: Parts, ranks: int) -> list[Check]:
+def check_ahead(parts: Run, ranks: int) -> list[Check]:
     """A failure if this many ranks cannot sample ahead with the recipe's engine."""
     from cohort.training.build import refuse_ahead
     from cohort.training.preflight import Check
@@ -165,11 +164,11 @@ def refuse_unseen(world: World, folder: Path) -> None:
         )
 
 
-def check_processes(world: World, parts: Parts) -> list[Check]:
+def check_processes(world: World, parts: Run) -> list[Check]:
     """The host and device of each rank, and the speed of the link between them."""
     import torch
 
-    from cohort.parallel.link import measure_link
+    from cohort.parallel.link_speed import measure_link
     from cohort.training.preflight import Check
 
     device = parts.policy.device

@@ -26,7 +26,7 @@ from cohort.recipe.file import is_section_value, load_recipe, parse_value, resol
 from cohort.recipe.schema import EvaluationConfig, Recipe
 from cohort.recipe.trl_names import TRL_NAMES
 from cohort.recipe.values import Materials
-from cohort.training.handed_in import save_handed_in
+from cohort.training.python_inputs import save_python_model
 from cohort.training.run_weights import Target, find_weights, follow_products, load_weights
 
 if TYPE_CHECKING:
@@ -158,9 +158,9 @@ def evaluate_from_python(
             data = load_problems(problems)
         if target is None:
             assert materials.model is not None
-            save_handed_in(*materials.model, Path(scratch) / "model")
+            save_python_model(*materials.model, Path(scratch) / "model")
             target = Target(type(materials.model[0]).__name__, str(Path(scratch) / "model"), None, resolved, None)
-        elif target.words:
+        elif target.description:
             say(console, f"evaluating {describe_target(target)}")
         return evaluate_target(console, target, problems, data, rewards).evaluation
 
@@ -310,7 +310,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
     with follow_products(target.folder, policy, build.compute_dtype(target.recipe)):
-        engine, _ = build.make_engine(recipe, policy, say=functools.partial(say, console))
+        engine, _ = build.make_engine(recipe, policy, report=functools.partial(say, console))
         engine.sync(policy.read_weights(), 0)
         evaluation = evaluate(
             engine,
@@ -362,7 +362,7 @@ def say(console: Any, text: str) -> None:
 
 
 def describe_target(target: Target) -> str:
-    return f"{target.label}: {target.words}" if target.words else target.label
+    return f"{target.label}: {target.description}" if target.description else target.label
 
 
 def print_comparison(

@@ -1,13 +1,13 @@
-"""What is sampled and scored before its step comes, by two threads beside the one that trains.
+"""Samples and scores later steps in two threads while this one trains.
 
-    step k      this thread     trains on batch k
-                the sampler     batch k + lag, with the weights that step k begins with
-                the scorer      what the sampler has finished
+    step k      training thread   trains on batch k
+                sampling thread   samples batch k + lag, with the weights at the start of step k
+                scoring thread    scores finished samples
 
-So batch k is of the weights that step k - lag began with, and the first ones of those that the run began with. Which weights sample a
-batch depends on the schedule alone and never on how long anything takes: sampling has ended before the weights change, and scoring
-may go on. The weights that sampled a batch are gone when it is trained on, so batches ahead are part of the checkpoint. One that is
-missing, because sampling failed or the lag has grown since, is sampled by the policy as it is.
+So batch k is sampled with the weights at the start of step k - lag, and the first batches with the initial weights. Which weights sample
+a batch depends only on the schedule, never on timing: sampling ends before the weights change, and only scoring may continue. The
+weights that sampled a batch no longer exist when it is trained on, so batches ahead are saved in checkpoints. A batch that is missing,
+because sampling failed or the lag has grown, is sampled with the current policy.
 """
 
 from __future__ import annotations
@@ -31,60 +31,62 @@ from cohort.data.prompts import PromptStream
 from cohort.errors import RunError
 from cohort.rewards.contract import Scored
 from cohort.rewards.runner import RewardRunner
-from cohort.training.drawing import Collected, Drawn, begin_drawing, finish_drawing, why_not_full
-from cohort.training.encoding import decode_rollouts, encode_rollouts
-from cohort.training.judging import RewardJudge
-from cohort.training.parts import TrainingParts
-from cohort.training.stages import say_why_not_full
+from cohort.training.rollouts import (
+    Collected,
+    Collection,
+    RewardScorer,
+    begin_collection,
+    decode_rollouts,
+    encode_rollouts,
+    finish_collection,
+)
+from cohort.training.run import TrainingRun
+from cohort.training.stages import report_shortfall
 from cohort.training.state import TrainState
 from cohort.types import UNSCORED, Completion, Prompt, Rollout
 
 
 @dataclass(frozen=True)
 class SampledRound:
-    """Groups that are sampled and not scored yet."""
+    """Groups that are sampled but not scored yet."""
 
     prompts: Sequence[Prompt]
     completions_PG: Sequence[Sequence[Completion]]
-    figures: dict[str, float]
-    """What the engine had to say."""
+    metrics: dict[str, float]
+    """Metrics of the engine."""
     policy_version: int
 
 
 @dataclass
 class BatchAhead:
-    """The batch of a step to come."""
+    """The batch of a later step."""
 
     step: int
     policy_version: int
-    """Of the policy that samples what is still to be sampled."""
+    """Version of the policy that samples the remaining groups."""
     stream: PromptStream
-    """As it was when the batch was begun: what is learned of prompts meanwhile must not depend on who is faster."""
-    held: tuple[Drawn | None, SampledRound | None] = (None, None)
-    """What is drawn and scored, and what is sampled and not scored; both together, so that nobody sees one without the other."""
+    """Frozen when the batch was begun, so that success rates measured meanwhile cannot depend on thread timing."""
+    held: tuple[Collection | None, SampledRound | None] = (None, None)
+    """(scored groups, groups not scored yet): one tuple, so that other threads never see one without the other."""
     taken: int = 0
-    """Prompts drawn so far."""
+    """Number of prompts drawn."""
     sampling: Future[None] | None = None
     scoring: Future[None] | None = None
     laps: Laps = field(default_factory=Laps)
 
     @property
-    def drawn(self) -> Drawn:
+    def collection(self) -> Collection:
         assert self.held[0] is not None
         return self.held[0]
 
     @property
-    def is_whole(self) -> bool:
-        drawn, sampled = self.held
-        return drawn is not None and sampled is None and not drawn.missing
-
-    @property
-    def next_cursor(self) -> int:
-        return self.drawn.cursor + self.taken
+    def is_complete(self) -> bool:
+        collection, sampled = self.held
+        return collection is not None and sampled is None and not collection.missing
 
 
-class ScoredAlone:
-    """The reward functions, asked by this process alone: the others are busy training."""
+class LocalScorer:
+    """Calls the reward functions from this process only: the other ranks are busy training."""
 
     def __init__(self, rewards: RewardRunner) -> None:
         self.rewards = rewards
@@ -94,195 +96,190 @@ class ScoredAlone:
 
 
 class Ahead:
-    """Batches ahead. Of several processes the main one samples and scores; all of them call the same methods."""
+    """Batches ahead. All ranks call the same methods; the main rank samples and scores."""
 
     name = "ahead"
 
-    def __init__(self, parts: TrainingParts, state: TrainState) -> None:
-        self.parts, self.run = parts, state
-        self.lag, self.limit_s = parts.recipe.ahead.lag, parts.recipe.ahead.limit_s
-        self.refills = parts.recipe.algorithm.refill_rounds > 0
-        self.judge = RewardJudge(ScoredAlone(parts.rewards), parts.recipe)
+    def __init__(self, run: TrainingRun, state: TrainState) -> None:
+        self.run, self.train_state = run, state
+        self.lag, self.limit_s = run.recipe.ahead.lag, run.recipe.ahead.limit_s
+        self.refills = run.recipe.algorithm.refill_rounds > 0
+        self.scorer = RewardScorer(LocalScorer(run.rewards), run.recipe)
         self.batches: dict[int, BatchAhead] = {}
-        """By step, in their order; the one that is trained now stays until its step is finished."""
-        self.given_up = False
-        """Whether the limit has been waited for once: nobody waits for the same a second time."""
-        self.sampler, self.scorer = Worker("sampler"), Worker("scorer")
-        # A thread begins with as many threads to compute with as any thread has set last; another number rounds differently.
+        """Step -> its batch, in order; the current batch stays until its step is finished."""
+        self.timed_out = False
+        """Whether a wait has reached the limit: a later save must not wait that long again."""
+        self.sampler, self.scoring = Worker("sampler"), Worker("scorer")
+        # New threads inherit the last set_num_threads value of any thread, and another number rounds differently.
         self.sampler.submit(functools.partial(torch.set_num_threads, torch.get_num_threads()))
 
-    # -- what the loop calls ---------------------------------------------------------------------------------------------
+    # -- called by the loop ----------------------------------------------------------------------------------------------
 
     def begin(self, step: int, until: int) -> None:
-        """The weights have become those that `step` begins with: whatever is missing up to `step + lag` is begun with them."""
-        world, run = self.parts.world, self.run
-        for done in [number for number in self.batches if number <= run.step]:
+        """Begin to sample the missing batches up to `step + lag`, with the weights at the start of `step`."""
+        world, state = self.run.world, self.train_state
+        for done in [number for number in self.batches if number <= state.step]:
             del self.batches[done]
         missing = world.on_main(lambda: self._list_missing(min(step + self.lag, until)))
         if not missing:
             return
-        self._drain()
-        self.parts.source.sync(run.policy_version)
+        self._wait_for_sampling()
+        self.run.source.sync(state.policy_version)
         if world.is_main:
             with defer_interrupts():
                 for number in missing:
                     self._begin_batch(number)
 
     def take(self, step: int, watch: Stopwatch) -> Collected:
-        """The batch of this step, waited for where it is not whole."""
-        parts, version = self.parts, self.run.policy_version
-        drawn, metrics = parts.world.on_main(lambda: self._take(step))
+        """The batch of this step, once it is complete."""
+        version = self.train_state.policy_version
+        collection, metrics = self.run.world.on_main(lambda: self._take(step))
         watch.lap("wait")
-        say_why_not_full(parts, self.run, why_not_full(drawn, step))
-        collected = finish_drawing(drawn, version, sampled=True, keyed=True)  # held here until its first update
+        report_shortfall(self.run, self.train_state, collection)
+        collected = finish_collection(collection, version, sampled=True, keyed=True)  # held here until its first update
         return replace(collected, metrics=collected.metrics | metrics | measure_staleness(collected.rollouts, version))
 
-    def settle(self, watch: Stopwatch) -> None:
-        """Return when nothing is being sampled: the weights have changed, and whoever samples next has the new ones."""
-        self._drain()
+    def finish_sampling(self, watch: Stopwatch) -> None:
+        """Wait until no sampling is in progress, so that the next batch is sampled with the new weights."""
+        self._wait_for_sampling()
         watch.lap("wait")
 
     def describe(self) -> list[str]:
-        """What the first lines of a process say of it."""
+        """Console messages at the start of training."""
         lag, held = self.lag, len(self.batches)
-        copied = " from a second copy of the policy's weights," if self.parts.engine.capabilities.shares_weights else ""
+        copied = " from a second copy of the policy's weights," if self.run.engine.capabilities.shares_weights else ""
         lines = [
-            f"ahead: completions are sampled {write_count(lag, 'step')} before they are trained on,{copied} while training goes on"
+            f"ahead: completions are sampled {write_count(lag, 'step')} before they are trained on,{copied} during training"
         ]
-        if held > lag + 1 or (held > lag and not self.run.batch):
-            lines.append(f"ahead.lag is {lag} now; the {held} batches that were sampled ahead are trained on first")
+        if held > lag + 1 or (held > lag and not self.train_state.batch):
+            lines.append(f"ahead.lag is now {lag}; the {held} batches already sampled ahead are trained on first")
         return lines if lag else lines[1:]
 
     def close(self) -> None:
-        """The threads end with what they have begun; the scorer last, for a refill waits for what it says."""
-        self.sampler.submit(self.scorer.close)
+        """End the threads after their current work; the scoring thread last, because a refill waits for its scores."""
+        self.sampler.submit(self.scoring.close)
         self.sampler.close()
 
-    # -- in this thread --------------------------------------------------------------------------------------------------
+    # -- in the training thread ------------------------------------------------------------------------------------------
 
     def _list_missing(self, last: int) -> list[int]:
         begun = [number for number, batch in self.batches.items() if batch.sampling is not None]
-        return [number for number in range(self.run.step + 1, last + 1) if number not in begun]
+        return [number for number in range(self.train_state.step + 1, last + 1) if number not in begun]
 
     def _begin_batch(self, step: int) -> None:
-        version, stream = self.run.policy_version, self.parts.stream.freeze()
-        found = self.batches.setdefault(step, BatchAhead(step, version, stream))
-        found.policy_version, found.stream = version, stream
+        version, stream = self.train_state.policy_version, self.run.stream.freeze()
+        batch = self.batches.setdefault(step, BatchAhead(step, version, stream))
+        batch.policy_version, batch.stream = version, stream
         self.batches = dict(sorted(self.batches.items()))
-        before = self.batches.get(step - 1)
-        cursor = self.run.cursor
-        found.sampling = self.sampler.submit(lambda: self._sample(found, before, cursor))
+        before, cursor = self.batches.get(step - 1), self.train_state.cursor
+        batch.sampling = self.sampler.submit(lambda: self._sample(batch, before, cursor))
 
-    def _drain(self) -> None:
-        def drain() -> None:
+    def _wait_for_sampling(self) -> None:
+        def wait_for_all() -> None:
             for batch in self.batches.values():
                 if batch.sampling is not None:
                     self._wait_for(batch.sampling, f"sampling for step {batch.step}")
 
-        self.parts.world.on_main(drain)
+        self.run.world.on_main(wait_for_all)
 
-    def _take(self, step: int) -> tuple[Drawn, dict[str, float]]:
+    def _take(self, step: int) -> tuple[Collection, dict[str, float]]:
         batch = self.batches[step]
-        for what in ("sampling", "scoring"):  # the second is there once the first has ended
-            if (future := getattr(batch, what)) is not None:
-                self._wait_for(future, f"{what} for step {step}")
-        seconds = batch.laps.seconds
-        metrics = {
-            "ahead/sample_seconds": seconds.get("rollout", 0.0),
-            "ahead/score_seconds": seconds.get("reward", 0.0),
+        for name in ("sampling", "scoring"):  # scoring is set once sampling has ended
+            if (future := getattr(batch, name)) is not None:
+                self._wait_for(future, f"{name} for step {step}")
+        return batch.collection, {
+            "ahead/sample_seconds": batch.laps.seconds.get("rollout", 0.0),
+            "ahead/score_seconds": batch.laps.seconds.get("reward", 0.0),
             "ahead/batches": float(sum(number > step for number in self.batches)),
         }
-        return batch.drawn, metrics
 
-    def _wait_for(self, future: Future[None], what: str) -> None:
-        """A problem in the other thread is raised in this one, with its own words."""
+    def _wait_for(self, future: Future[None], work: str) -> None:
+        """Wait, and raise the other thread's error here with its own message."""
         if wait([future], self.limit_s).not_done:
-            self.given_up = True
+            self.timed_out = True
             raise RunError(
-                f"ahead.limit_s: {what}, in the background, has not ended within {self.limit_s:g} s. Look at what samples and scores; if "
-                "it only takes so long, raise ahead.limit_s. Then go on with: cohort resume"
+                f"ahead.limit_s: {work}, in the background, has not finished within {self.limit_s:g} s. Check the engine and the "
+                "reward functions; if they need that long, raise ahead.limit_s. Then resume with: cohort resume"
             )
         future.result()
 
     # -- in the other threads --------------------------------------------------------------------------------------------
 
     def _sample(self, batch: BatchAhead, before: BatchAhead | None, cursor: int) -> None:
-        """The sampler's: all rounds of a batch. A refill waits for what the scorer says of the round before."""
-        recipe, source = self.parts.recipe, self.parts.source
+        """Sample all rounds of a batch, in the sampling thread. A refill waits for the scores of the round before it."""
+        source = self.run.source
         if batch.held[0] is None:
             if before is not None:
                 if before.sampling is not None and before.sampling.exception() is not None:
-                    before.sampling.result()  # which prompts come next is not known: nothing is drawn after a failure
-                cursor = before.next_cursor
-            batch.held = begin_drawing(recipe, cursor, batch.policy_version), None
-        while not batch.is_whole:
-            drawn, sampled = batch.held
-            assert drawn is not None
+                    before.sampling.result()  # raises: after a failure the next prompts are unknown
+                cursor = before.collection.cursor + before.taken
+            batch.held = begin_collection(self.run.recipe, cursor, batch.policy_version), None
+        while not batch.is_complete:
+            collection, sampled = batch.collection, batch.held[1]
             if sampled is None:
                 watch = Stopwatch()
-                prompts = drawn.next_prompts(batch.stream)
-                completions_PG = source.complete(prompts, batch.step, len(drawn.groups), watch)
+                prompts = collection.next_prompts(batch.stream)
+                completions_PG = source.complete(prompts, batch.step, collection.drawn, watch)
                 batch.laps.add_all(watch.take())
                 batch.taken += len(prompts)
-                batch.held = drawn, SampledRound(prompts, completions_PG, source.metrics(), batch.policy_version)
-            batch.scoring = self.scorer.submit(functools.partial(self._score, batch))
+                batch.held = collection, SampledRound(prompts, completions_PG, source.metrics(), batch.policy_version)
+            batch.scoring = self.scoring.submit(functools.partial(self._score, batch))
             if not self.refills:
                 return
             batch.scoring.result()
 
     def _score(self, batch: BatchAhead) -> None:
-        """The scorer's: the round that was sampled last."""
-        drawn, sampled = batch.held
-        assert drawn is not None
+        """Score the last sampled round, in the scoring thread."""
+        collection, sampled = batch.collection, batch.held[1]
         assert sampled is not None
         watch = Stopwatch()
-        scored = self.judge.score(sampled.prompts, sampled.completions_PG, batch.step, watch)
+        scored = self.scorer.score(sampled.prompts, sampled.completions_PG, batch.step, watch)
         batch.laps.add_all(watch.take())
-        drawn = replace(drawn, policy_version=sampled.policy_version)
-        batch.held = drawn.add_round(sampled.prompts, sampled.completions_PG, scored, sampled.figures), None
+        collection = replace(collection, policy_version=sampled.policy_version)
+        batch.held = collection.add_round(sampled.prompts, sampled.completions_PG, scored, sampled.metrics), None
 
     # -- in a checkpoint -------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Every batch that no update was made on, once it is sampled; where that fails, as far as it has come. What is not scored by then is
-        scored again by whoever goes on: a reward may take minutes, and a signal leaves few."""
+        """All batches without an update, once they are sampled (after a failure: the groups that were sampled). Unscored completions are scored
+        again after a resume: a reward may take minutes, and a signal leaves little time."""
         self._wait_quietly()
-        first = self.run.step + (2 if self.run.update_metrics else 1)
+        first = self.train_state.step + (2 if self.train_state.update_metrics else 1)
         tensors: dict[str, Tensor] = {}
         documents = []
         for batch in self.batches.values():
             if batch.step < first:
                 continue
-            drawn, sampled = batch.held  # read once: the scorer goes on
-            if drawn is None or not (drawn.groups or sampled):
+            collection, sampled = batch.held  # read once: the scoring thread may replace it
+            if collection is None or not (collection.groups or sampled):
                 break
-            own, document = encode_ahead(batch.step, drawn, sampled)
+            own, document = encode_ahead(batch.step, collection, sampled)
             tensors |= {f"{batch.step}/{name}": value for name, value in own.items()}
             documents.append(document)
         return tensors, {"batches": documents}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
-        if not self.parts.world.is_main:
+        if not self.run.world.is_main:
             return
-        prompts = {prompt.index: prompt for prompt in self.parts.stream.prompts}
+        prompts = {prompt.index: prompt for prompt in self.run.stream.prompts}
         for one in document["batches"]:
             prefix = f"{one['step']}/"
             own = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
-            batch = self.batches[one["step"]] = decode_ahead(own, one, prompts, self.parts.stream)
-            if batch.is_whole:
+            batch = self.batches[one["step"]] = decode_ahead(own, one, prompts, self.run.stream)
+            if batch.is_complete:
                 batch.sampling = Future()
                 batch.sampling.set_result(None)
 
     def _wait_quietly(self) -> None:
-        """What goes wrong meanwhile is raised where it is waited for; a save is no place for it."""
-        deadline = time.monotonic() + (0.0 if self.given_up else self.limit_s)
+        """Wait for sampling without raising its errors, which `take` raises: a save must not fail because of them."""
+        deadline = time.monotonic() + (0.0 if self.timed_out else self.limit_s)
         for batch in self.batches.values():
             if batch.sampling is not None:
                 wait([batch.sampling], max(0.0, deadline - time.monotonic()))
 
 
 def measure_staleness(rollouts: Sequence[Rollout], policy_version: int) -> dict[str, float]:
-    """By how many updates the sampled tokens are older than the policy that trains on them."""
+    """Mean and maximum of the age of sampled tokens: how many updates the trained policy is ahead of the one that sampled them."""
     counts: dict[int, int] = {}
     for rollout in rollouts:
         for version, count in rollout.versions:
@@ -292,8 +289,8 @@ def measure_staleness(rollouts: Sequence[Rollout], policy_version: int) -> dict[
     return {"ahead/staleness_mean": mean, "ahead/staleness_max": float(max(counts, default=0))}
 
 
-def encode_ahead(step: int, drawn: Drawn, sampled: SampledRound | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    groups = list(drawn.groups)
+def encode_ahead(step: int, collection: Collection, sampled: SampledRound | None) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    groups = list(collection.groups)
     if sampled is not None:
         groups += [
             [Rollout(prompt, 0, sample, one, UNSCORED, sampled.policy_version) for sample, one in enumerate(completions)]
@@ -302,14 +299,14 @@ def encode_ahead(step: int, drawn: Drawn, sampled: SampledRound | None) -> tuple
     tensors, rows = encode_rollouts([rollout for group in groups for rollout in group])
     return tensors, {
         "step": step,
-        "cursor": drawn.cursor,
-        "wanted": drawn.wanted,
-        "refill_rounds": drawn.refill_rounds,
-        "policy_version": drawn.policy_version,
-        "rounds": [[count, metrics] for count, metrics in drawn.rounds],
+        "cursor": collection.cursor,
+        "wanted": collection.wanted,
+        "refill_rounds": collection.refill_rounds,
+        "policy_version": collection.policy_version,
+        "rounds": collection.rounds,
         "sizes": [len(group) for group in groups],
-        "scored": len(drawn.groups),
-        "figures": sampled.figures if sampled else {},
+        "scored": collection.drawn,
+        "metrics": sampled.metrics if sampled else {},
         "rollouts": rows,
     }
 
@@ -320,17 +317,11 @@ def decode_ahead(
     rollouts = iter(decode_rollouts(tensors, document["rollouts"], prompts.__getitem__))
     groups = [[next(rollouts) for _ in range(size)] for size in document["sizes"]]
     scored, unscored = groups[: document["scored"]], groups[document["scored"] :]
-    drawn = Drawn(
-        document["cursor"],
-        document["wanted"],
-        document["refill_rounds"],
-        document["policy_version"],
-        tuple(scored),
-        tuple((count, metrics) for count, metrics in document["rounds"]),
-    )
-    sampled = None
+    plain = {name: document[name] for name in ("cursor", "wanted", "refill_rounds", "policy_version")}
+    rounds = tuple((count, metrics) for count, metrics in document["rounds"])
+    collection, sampled = Collection(**plain, groups=tuple(scored), rounds=rounds), None
     if unscored:
-        asked, versions = [group[0].prompt for group in unscored], unscored[0][0].policy_version
         completions_PG = [[rollout.completion for rollout in group] for group in unscored]
-        sampled = SampledRound(asked, completions_PG, document["figures"], versions)
-    return BatchAhead(document["step"], drawn.policy_version, stream, (drawn, sampled), len(groups))
+        version = unscored[0][0].policy_version
+        sampled = SampledRound([group[0].prompt for group in unscored], completions_PG, document["metrics"], version)
+    return BatchAhead(document["step"], collection.policy_version, stream, (collection, sampled), len(groups))

@@ -1,12 +1,15 @@
-"""Atomic, checksummed snapshots: safetensors and JSON, never pickle.
+"""Atomic checkpoints with checksums: safetensors and JSON, never pickle.
 
-A checkpoint is a folder that appears under its name only when complete: files are written and synced in a temporary
-folder, then a manifest with their SHA-256, then one rename. Reading verifies every byte (one flipped bit in a safetensors
-file otherwise loads without a word); a damaged checkpoint is named and the one before it is used.
+A checkpoint is a folder that appears under its name only when complete: files are written and synced in a temporary folder, then a
+manifest with their SHA-256, then one rename. Reading verifies every byte (safetensors loads a file with a flipped bit without an
+error); a damaged checkpoint is reported and the one before it is used.
 
-Names: `step-7` after seven finished steps; `step-7.0` once a reward model was fitted there; `step-7.2` two optimizer steps
-into the eighth, its batch inside; `step-7-batch` with the batch of the eighth that cannot be collected again, before any
-update on it; `cold-40` forty batches into the cold start.
+Names: `step-7` after seven finished steps; `step-7.0` after a reward-model fit there; `step-7.2` two optimizer steps into the eighth
+step, with its batch; `step-7-batch` with a batch of the eighth step that cannot be collected again, before any update on it;
+`cold-40` forty batches into the cold start.
+
+Of a sharded model every rank writes its shards: `weights.0-of-3.safetensors` and so on, whose tensors concatenate to the whole ones.
+Any number of ranks can read it. All ranks must see the folder.
 """
 
 from __future__ import annotations
@@ -22,31 +25,32 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
+import torch
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
 from cohort.base.world import World
 from cohort.errors import CheckpointError
-from cohort.training.slices import is_slice, join_parts, select_slices
 
 MANIFEST = "manifest.json"
 NEEDED = ("weights", "optimizer")
-"""Tensors without which no run goes on."""
-FORMAT = 1
+"""Tensors without which a run cannot resume."""
+FORMAT = 2
+OF_A_RANK = re.compile(r"(.+)\.(\d+)-of-(\d+)")
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """What is saved: named sets of tensors, and one JSON document."""
+    """The content of a checkpoint: named sets of tensors, and one JSON document."""
 
     tensors: Mapping[str, Mapping[str, Tensor]]
     document: Mapping[str, Any]
 
 
 def save(root: Path, name: str, snapshot: Snapshot) -> Path:
-    """Write a checkpoint so that it either exists whole or not at all, whatever happens in between."""
+    """Write a checkpoint; whatever happens meanwhile, it either exists completely or not at all."""
     with defer_interrupts():
         return finish(root, name, snapshot) if begin(root, name) else root / name
 
@@ -56,13 +60,13 @@ def name_temporary(root: Path, name: str) -> Path:
 
 
 def begin(root: Path, name: str) -> bool:
-    """Make the folder that the files are written into first; False where the checkpoint is there already."""
+    """Create the temporary folder; False if the checkpoint exists already."""
     root.mkdir(parents=True, exist_ok=True)
     target, temporary = root / name, name_temporary(root, name)
     if target.exists():
         try:
             verify(target)
-            return False  # The name fixes the state: a whole checkpoint of this name is this checkpoint.
+            return False  # a name identifies one state, so a complete checkpoint of this name is this checkpoint
         except CheckpointError:
             shutil.rmtree(target)
     shutil.rmtree(temporary, ignore_errors=True)
@@ -71,11 +75,11 @@ def begin(root: Path, name: str) -> bool:
 
 
 def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """One file of a checkpoint; what its manifest says of it."""
+    """Write one file of a checkpoint; returns its manifest entry."""
     file = folder / f"{stem}.safetensors"
     try:
         save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, file)
-    except SafetensorError as problem:  # how the library reports a full disk
+    except SafetensorError as problem:  # raised for a full disk, too
         raise CheckpointError(f"cannot write {file}: {problem}. Free some space; the run can be resumed.") from problem
     return describe_file(file)
 
@@ -86,7 +90,7 @@ def describe_file(file: Path) -> dict[str, Any]:
 
 
 def finish(root: Path, name: str, snapshot: Snapshot, written: Mapping[str, dict[str, Any]] | None = None) -> Path:
-    """Write the files, the manifest, and then the name. written: what others have put there already, as the manifest says it."""
+    """Write the remaining files and the manifest, and rename the folder. written: manifest entries of files written by other ranks."""
     with defer_interrupts():
         target, temporary = root / name, name_temporary(root, name)
         files = dict(written or {})
@@ -104,21 +108,21 @@ def finish(root: Path, name: str, snapshot: Snapshot, written: Mapping[str, dict
 
 
 def save_together(world: World, root: Path, name: str, snapshot: Snapshot) -> Path:
-    """A checkpoint of what all ranks hold; called by all of them. Tensors that are whole are those of the main process."""
-    slices = {part: own for part, tensors in snapshot.tensors.items() if (own := select_slices(tensors))}
-    if not slices:
+    """Write one checkpoint from all ranks, which all call this. The main rank writes the tensors that are not sharded."""
+    shards = {part: own for part, tensors in snapshot.tensors.items() if (own := select_shards(tensors))}
+    if not shards:
         return world.on_main(lambda: save(root, name, snapshot))
     if not world.on_main(lambda: begin(root, name)):
         return root / name
     folder = name_temporary(root, name)
 
     def write_own() -> list[tuple[str, dict[str, Any]]]:
-        files = {f"{part}.{world.rank}-of-{world.size}": own for part, own in slices.items()}
+        files = {f"{part}.{world.rank}-of-{world.size}": own for part, own in shards.items()}
         return [(f"{stem}.safetensors", write_tensors(folder, stem, own)) for stem, own in files.items()]
 
     written = dict(world.compute(write_own))
     whole = {
-        part: {key: value for key, value in tensors.items() if not is_slice(value)}
+        part: {key: value for key, value in tensors.items() if not is_sharded(value)}
         for part, tensors in snapshot.tensors.items()
     }
     rest = replace(snapshot, tensors={part: tensors for part, tensors in whole.items() if tensors})
@@ -126,30 +130,31 @@ def save_together(world: World, root: Path, name: str, snapshot: Snapshot) -> Pa
 
 
 def load(folder: Path, *, verified: bool = False) -> Snapshot:
-    """Read a checkpoint back, verifying every file against the manifest. verified: another process of the run has just done so."""
-    names = (
-        list_files(folder) if verified else verify(folder)
-    )  # Only what the manifest names is read: a stray file is not part of the checkpoint.
-    stems = [Path(name).stem for name in names if name.endswith(".safetensors")]
-    whole: dict[str, Mapping[str, Tensor]] = {
-        stem: load_file(folder / f"{stem}.safetensors") for stem in stems if "-of-" not in stem
-    }
-    tensors = whole
-    if len(whole) < len(stems):
-        tensors = join_parts(folder, stems, whole)
+    """Read a checkpoint and verify it. verified: another rank has just done so. Files that the manifest does not name are ignored."""
+    names = list_files(folder) if verified else verify(folder)
+    tensors: dict[str, Mapping[str, Tensor]] = {}
+    of_ranks: dict[str, dict[int, Path]] = {}
+    for file in (folder / name for name in names if name.endswith(".safetensors")):
+        if match := OF_A_RANK.fullmatch(file.stem):
+            of_ranks.setdefault(match[1], {})[int(match[2])] = file
+        else:
+            tensors[file.stem] = load_file(file)
+    for part, files in of_ranks.items():
+        tensors[part] = JoinedShards([files[rank] for rank in sorted(files)], tensors.get(part, {}))
     return Snapshot(tensors, json.loads((folder / "state.json").read_text(encoding="utf-8")))
 
 
 def verify(folder: Path) -> list[str]:
-    """The names of the checkpoint's files, every byte of which is as it was written."""
+    """The names of the checkpoint's files, after their sizes and checksums are verified."""
     files = list_files(folder)
     for name, (size, checksum) in files.items():
         file = folder / name
         if not file.is_file():
             raise CheckpointError(f"checkpoint {folder}: {name} is missing")
         if file.stat().st_size != size:
+            size_now = file.stat().st_size
             raise CheckpointError(
-                f"checkpoint {folder}: {name} has {file.stat().st_size} bytes instead of {size}; it was cut or overwritten"
+                f"checkpoint {folder}: {name} has {size_now} bytes instead of {size}; it was truncated or overwritten"
             )
         if digest_file(file) != checksum:
             raise CheckpointError(f"checkpoint {folder}: {name} does not match its checksum; the file is damaged")
@@ -157,7 +162,7 @@ def verify(folder: Path) -> list[str]:
 
 
 def list_files(folder: Path) -> dict[str, tuple[int, str]]:
-    """Name -> (bytes, SHA-256) of the checkpoint's files, as its manifest has them."""
+    """Name -> (bytes, SHA-256) of the checkpoint's files, from its manifest."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         files = {name: (entry["bytes"], entry["sha256"]) for name, entry in manifest["files"].items()}
@@ -173,11 +178,11 @@ class Found:
     folder: Path
     snapshot: Snapshot
     problems: list[str]
-    """What was wrong with newer checkpoints, if any."""
+    """Errors of newer checkpoints."""
 
 
 def latest(root: Path) -> Found:
-    """The newest checkpoint that is whole."""
+    """The newest complete checkpoint."""
     problems: list[str] = []
     for folder in reversed(list_checkpoints(root)):
         try:
@@ -209,10 +214,10 @@ def parse_name(name: str) -> tuple[int, int, int, int] | None:
 
 
 def prune_checkpoints(root: Path, keep: int, always: str = "", newest: str = "") -> None:
-    """Delete all but the newest `keep` checkpoints and the one named `always`, and what an unfinished save left.
+    """Delete all but the newest `keep` checkpoints and the one named `always`, and remains of unfinished saves.
 
-    newest: the checkpoint just saved. One that claims to be newer is damaged, else the run would have gone on from it; it
-    must not count as one of those that are kept. It is written anew when the run gets there.
+    newest: the checkpoint just saved. A checkpoint that claims to be newer is damaged, since the run would otherwise have resumed from
+    it; it must not count among the kept ones, and is overwritten when the run gets there.
     """
     with defer_interrupts():
         for leftover in [*root.glob(".*.tmp"), *root.glob(".*.old")]:
@@ -221,7 +226,7 @@ def prune_checkpoints(root: Path, keep: int, always: str = "", newest: str = "")
         folders = [folder for folder in list_checkpoints(root) if last is None or (parse_name(folder.name) or last) <= last]
         for folder in folders[:-keep]:
             if folder.name != always:
-                # Renamed first: a kill in the middle of the deletion must not leave half a checkpoint under a real name.
+                # Renamed first: a kill during the deletion must not leave half a checkpoint under a real name.
                 doomed = root / f".{folder.name}.old"
                 folder.rename(doomed)
                 shutil.rmtree(doomed, ignore_errors=True)
@@ -242,7 +247,7 @@ def flush(path: Path) -> None:
 
 @contextmanager
 def fill_folder(folder: Path) -> Iterator[Path]:
-    """A folder to write into, which becomes `folder` in one move once it is whole; one that is there already makes room."""
+    """Yield a temporary folder; afterwards it replaces `folder` with one rename."""
     temporary = folder.with_name(f".{folder.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
@@ -250,3 +255,38 @@ def fill_folder(folder: Path) -> Iterator[Path]:
     with defer_interrupts():
         shutil.rmtree(folder, ignore_errors=True)
         temporary.rename(folder)
+
+
+def is_sharded(value: Any) -> bool:
+    """Whether it is a DTensor, without importing torch.distributed."""
+    return hasattr(value, "to_local")
+
+
+def select_shards(tensors: Mapping[str, Any]) -> dict[str, Tensor]:
+    return {key: value.to_local() for key, value in tensors.items() if is_sharded(value)}
+
+
+class JoinedShards(Mapping[str, Tensor]):
+    """Whole tensors from the files of all ranks, read one at a time and not cached."""
+
+    def __init__(self, files: list[Path], whole: Mapping[str, Tensor]):
+        self.files, self.whole = files, whole
+        with safe_open(files[0], "pt") as first:
+            self.names = [*whole, *first.keys()]
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name in self.whole:
+            return self.whole[name]
+        if name not in self.names:
+            raise KeyError(name)
+        shards = []
+        for file in self.files:
+            with safe_open(file, "pt") as opened:
+                shards.append(opened.get_tensor(name))
+        return torch.cat(shards)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)

@@ -1,8 +1,8 @@
-"""Supervised fine-tuning on demonstrations: a stage before GRPO, or a run of its own.
+"""Supervised fine-tuning on demonstrations: a stage before GRPO, or a separate run.
 
-It is the same update with another data source: demonstrations instead of rollouts, advantage 1 on every token, no ratio.
-The stage can stop while the model is still mediocre (`until_success`): GRPO needs groups with both outcomes, and a start
-that solves everything leaves it nothing to learn from.
+It is the same update with other data: demonstrations instead of rollouts, advantage 1 on every token, no ratio. The stage can stop
+while the model still fails on some prompts (`until_success`): GRPO needs groups with both outcomes, and a model that solves
+everything has nothing left to learn.
 """
 
 from __future__ import annotations
@@ -17,49 +17,48 @@ from cohort.base.interrupts import defer_interrupts
 from cohort.data.prompts import PromptStream, WrittenRow
 from cohort.model.examples import Example
 from cohort.model.packing import pack
-from cohort.training.parts import Parts
+from cohort.training.run import Run
 from cohort.training.stages import sample_rollouts, save_run, sync_engine
 from cohort.training.state import TrainState
 from cohort.types import NoiseKey, Prompt
 
 
-def cold_start(parts: Parts, state: TrainState, demonstrations: Sequence[WrittenRow]) -> None:
+def cold_start(run: Run, state: TrainState, demonstrations: Sequence[WrittenRow]) -> None:
     """Train on demonstrations until `num_steps` batches or until sampled success reaches `until_success`."""
-    recipe = parts.recipe.cold_start
+    recipe = run.recipe.cold_start
     by_index = {demonstration.prompt.index: demonstration for demonstration in demonstrations}
-    stream = PromptStream([demonstration.prompt for demonstration in demonstrations], parts.recipe.seed, shuffle=True)
+    stream = PromptStream([demonstration.prompt for demonstration in demonstrations], run.recipe.seed, shuffle=True)
     success: float | None = None
     while state.cold_steps < recipe.num_steps:
-        # Looked at before the update, from the step number alone: a resumed run stops at the very same step.
+        # Checked before the update, by step number only, so that a resumed run stops at the same step.
         if recipe.until_success < 1.0 and state.cold_steps and state.cold_steps % recipe.check_every == 0:
-            success = measure_success(parts, state, stream.take(0, recipe.check_prompts), state.cold_steps)
+            success = measure_success(run, state, stream.take(0, recipe.check_prompts), state.cold_steps)
             if success >= recipe.until_success:
-                parts.monitors.on_message(
-                    f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions are right, "
+                run.monitors.on_message(
+                    f"cold start ends after {state.cold_steps} batches: {success:.0%} of sampled completions succeed, "
                     f"and until_success is {recipe.until_success:.0%}"
                 )
                 return
         prompts = stream.take(state.cold_steps * recipe.batch_size, recipe.batch_size)
-        loss = supervised_update(parts, state, [by_index[prompt.index] for prompt in prompts])
-        seen = {"loss": loss} if success is None else {"loss": loss, "success": success}
-        parts.monitors.on_progress(state.cold_steps, seen)
-        every = parts.recipe.checkpoints.every_steps
+        loss = supervised_update(run, state, [by_index[prompt.index] for prompt in prompts])
+        run.monitors.on_progress(state.cold_steps, {"loss": loss} if success is None else {"loss": loss, "success": success})
+        every = run.recipe.checkpoints.every_steps
         if every and state.cold_steps % every == 0:
-            save_run(parts, state)
+            save_run(run, state)
 
 
-def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[WrittenRow]) -> float:
+def supervised_update(run: Run, state: TrainState, demonstrations: Sequence[WrittenRow]) -> float:
     minibatch = pack(
         [make_supervised_example(demonstration) for demonstration in demonstrations],
         aggregation="token_mean",
-        max_completion_tokens=parts.sampling.max_completion_tokens,
-        micro_batch_tokens=parts.recipe.train.micro_batch_tokens,
+        max_completion_tokens=run.sampling.max_completion_tokens,
+        micro_batch_tokens=run.recipe.train.micro_batch_tokens,
         skip_zero_advantage=False,
     )
     losses = []
-    for micro in minibatch.deal(parts.world):
-        micro = micro.to(parts.policy.device)
-        scores = parts.policy.compute_logprobs(micro, temperature=1.0)
+    for micro in minibatch.deal(run.world):
+        micro = micro.to(run.policy.device)
+        scores = run.policy.compute_logprobs(micro, temperature=1.0)
         loss = (-scores.logprobs_M * micro.loss_weights_M).sum()
         loss.backward()
         if not micro.idle:
@@ -68,9 +67,9 @@ def supervised_update(parts: Parts, state: TrainState, demonstrations: Sequence[
         report = state.optimizer.clip_and_step()
         state.cold_steps += 1
     if report.skipped:
-        parts.monitors.on_message(f"cold start {state.cold_steps}: non-finite gradient, update skipped")
+        run.monitors.on_message(f"cold start {state.cold_steps}: non-finite gradient, update skipped")
     state.optimizer.check_finite()
-    return sum(loss for _, loss in sorted(parts.world.gather(losses)))
+    return sum(loss for _, loss in sorted(run.world.gather(losses)))
 
 
 def make_supervised_example(demonstration: WrittenRow) -> Example:
@@ -84,10 +83,10 @@ def make_supervised_example(demonstration: WrittenRow) -> Example:
     return Example(0, 0, demonstration.prompt.token_ids, completion_ids, **vectors)
 
 
-def measure_success(parts: Parts, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:
-    """Success rate of one sampled completion per training prompt; held-out prompts are not looked at here."""
-    sync_engine(parts, state)
-    noise = NoiseKey(parts.recipe.seed, "cold_start", step)
-    rollouts = sample_rollouts(parts, prompts, replace(parts.sampling, group_size=1), noise, step)
+def measure_success(run: Run, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:
+    """Success rate of one sampled completion per training prompt; held-out prompts are not used."""
+    sync_engine(run, state)
+    noise = NoiseKey(run.recipe.seed, "cold_start", step)
+    rollouts = sample_rollouts(run, prompts, replace(run.sampling, group_size=1), noise, step)
     verdicts = [rollout.outcome.success for rollout in rollouts if rollout.outcome.success is not None]
     return sum(verdicts) / max(1, len(verdicts))

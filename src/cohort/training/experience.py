@@ -1,4 +1,4 @@
-"""From rewards to gradient coefficients: rollouts become examples with log-probs and an advantage on every token."""
+"""From rewards to a batch: rollouts become examples with an advantage and the required log-probs on every token."""
 
 from __future__ import annotations
 
@@ -25,17 +25,16 @@ from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe
-from cohort.training.credit import Credit, count_completions, read_parts, stack_rewards
-from cohort.training.drawing import Collected
+from cohort.training.credit import Credit, count_completions, read_parts, score_with_teacher, stack_rewards
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
+from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
-from cohort.training.teaching import hear_teacher
 from cohort.types import Rollout
 
 
 @dataclass(frozen=True)
 class Models:
-    """What examples are scored with."""
+    """The models that score examples."""
 
     policy: Policy
     reference: Policy | None
@@ -45,108 +44,78 @@ class Models:
 
 @dataclass(frozen=True)
 class Selected:
-    """Which completions of a step are trained on, and what is known of their groups."""
+    """The completions that a step trains on, and the state of their groups."""
 
     examples: Examples
     counted_PG: Tensor
     """Completions that count in means and deviations."""
     scored_PG: Tensor
-    silent_P: Tensor
-    """Groups in which nothing differs."""
+    equal_P: Tensor
+    """Groups whose members do not differ in what the advantage compares."""
     left_out_P: Tensor
 
 
-@dataclass(frozen=True)
-class Credited:
-    """What a step collected, with an advantage and the log-probs that something reads on every token."""
-
-    collected: Collected
-    chosen: Selected
-    examples: Examples
-    plan: list[list[int]]
-    layouts: Layouts
-    sampled: bool
-    metrics: dict[str, float]
-    """What the teacher had to say."""
-
-
-def credit_tokens(
+def make_batch(
     collected: Collected, models: Models, recipe: Recipe, step: int, kl_coef: float, watch: Stopwatch | None = None
-) -> Credited:
-    """An advantage on every token. Log-probs come first where advantages depend on them, and after them elsewhere."""
+) -> Batch:
+    """The batch of the step: an advantage and the required log-probs on every token, and metrics.
+
+    Log-probs are computed before advantages that depend on them, and otherwise after.
+    """
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
-    rollouts, pairs = collected.rollouts, compares_pairs(algorithm)
+    rollouts, layouts = collected.rollouts, Layouts()
     weights = {name_reward(reward): reward.weight for reward in recipe.rewards}
     chosen = choose_examples(collected, algorithm, weights, step)
     credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
-    examples = chosen.examples
-    layouts = Layouts()
-    lesson = hear_teacher(models.teacher, examples, train.micro_batch_tokens, watch, layouts)
+    examples, scored_PG = chosen.examples, chosen.scored_PG
+    teacher_credit = score_with_teacher(models.teacher, examples, train.micro_batch_tokens, watch, layouts)
     if not reads_logprobs(algorithm):
-        examples = lesson.add_to(credit.advantages(examples))
-    if pairs:
+        examples = teacher_credit.add_to(credit.advantages(examples))
+    if compares_pairs(algorithm):
         examples = select_whole_pairs(examples)
     plan = plan_minibatches(examples.group_N, train.minibatches_per_step, train.passes_per_step, recipe.seed, step)
     watch.lap("prepare")
     examples = mark_fresh(examples, rollouts, collected.policy_version)
     examples = add_logprobs(examples, plan, models, algorithm, train.micro_batch_tokens, watch, layouts)
     if reads_logprobs(algorithm):
-        examples = lesson.add_to(credit.advantages(examples))
-    return Credited(collected, chosen, examples, plan, layouts, algorithm.data in SAMPLED, lesson.metrics)
-
-
-def make_batch(credited: Credited, watch: Stopwatch | None = None) -> Batch:
-    """What the step trains on, with the metrics of its first half."""
-    collected, chosen, examples = credited.collected, credited.chosen, credited.examples
-    rollouts, scored_PG = collected.rollouts, chosen.scored_PG
+        examples = teacher_credit.add_to(credit.advantages(examples))
     advantages_N = average_advantages(examples, len(rollouts))
     metrics = measure_rollouts(rollouts, collected.tokens_sampled) | collected.metrics
-    metrics |= measure_advantages(advantages_N, scored_PG, examples) | credited.metrics
-    if credited.sampled:
-        metrics |= measure_groups(advantages_N, scored_PG, chosen.silent_P, chosen.left_out_P, rollouts)
-    if watch:
-        watch.lap("prepare")
-    return Batch(
-        rollouts,
-        advantages_N,
-        examples,
-        credited.plan,
-        metrics,
-        collected.prompts_taken,
-        collected.verdicts,
-        collected.keyed,
-        credited.layouts,
-    )
+    metrics |= measure_advantages(advantages_N, scored_PG, examples) | teacher_credit.metrics
+    if algorithm.data in SAMPLED:
+        metrics |= measure_groups(advantages_N, scored_PG, chosen.equal_P, chosen.left_out_P, rollouts)
+    watch.lap("prepare")
+    taken, verdicts, keyed = collected.prompts_taken, collected.verdicts, collected.keyed
+    return Batch(rollouts, advantages_N, examples, plan, metrics, taken, verdicts, keyed, layouts)
 
 
 def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int) -> Selected:
-    """Completions that can be trained on: judged, and in a group that is not left out."""
+    """Completions to train on: scored, and in a group that is not left out."""
     rollouts = collected.rollouts
     advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
     scored_PG = stack_rewards(rollouts)[1]
-    judged_PG = count_completions(rollouts, advantage, algorithm.data)
+    usable_PG = count_completions(rollouts, advantage, algorithm.data)
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
     if advantage.traits.compares_group:
-        left_out_P = left_out_P | find_unusable_groups(judged_PG)
-    silent_P = find_silent_groups(rollouts, advantage, judged_PG if advantage.traits.compares_group else scored_PG, weights)
-    if algorithm.zero_variance == "drop" or pairs:  # a pair of equals prefers nothing
-        left_out_P = left_out_P | silent_P
+        left_out_P = left_out_P | find_unusable_groups(usable_PG)
+    equal_P = find_equal_groups(rollouts, advantage, usable_PG if advantage.traits.compares_group else scored_PG, weights)
+    if algorithm.zero_variance == "drop" or pairs:  # a pair with equal rewards has no preference
+        left_out_P = left_out_P | equal_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
-    judged_N = judged_PG.flatten()
     examples = make_examples(rollouts, left_out=left_out, mask_truncated=algorithm.mask_truncated)
-    counted_PG = judged_PG & ~left_out_P[:, None]
-    if pairs and algorithm.mask_truncated:  # the pair is chosen among those that can be trained on
+    counted_PG = usable_PG & ~left_out_P[:, None]
+    if pairs and algorithm.mask_truncated:  # the pair is chosen among completions that can be trained on
         counted_PG &= torch.tensor([rollout.completion.end != "length" for rollout in rollouts]).view_as(scored_PG)
     if "steps_N" in advantage.reads and step == 1:
         check_steps_exist(rollouts, advantage.name)
-    judged = examples.select(judged_N[list(examples.rollout_N)].nonzero().flatten().tolist())
-    return Selected(judged, counted_PG, scored_PG, silent_P, left_out_P)
+    usable = examples.select(usable_PG.flatten()[list(examples.rollout_N)].nonzero().flatten().tolist())
+    return Selected(usable, counted_PG, scored_PG, equal_P, left_out_P)
 
 
-def find_silent_groups(
+def find_equal_groups(
     rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]
 ) -> Tensor:
-    """[P] True where a group says nothing: all that the advantage compares in it (rewards, steps, parts, success) is equal."""
+    """[P] True if all that the advantage compares in a group (rewards, steps, parts, success) is equal."""
     found = []
     if "steps_N" in advantage.reads:
         rewards: dict[int, set[float]] = {}
@@ -157,12 +126,12 @@ def find_silent_groups(
         equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(counted_PG))])
         found.append(equal_P & ~find_unusable_groups(counted_PG))
     if "parts_PG" in advantage.reads:
-        silent_P = ~find_unusable_groups(counted_PG)
+        equal_P = ~find_unusable_groups(counted_PG)
         for name, values_PG in read_parts(rollouts).items():
-            if weights.get(name, 1.0) or "weights" not in advantage.reads:  # a part of weight 0 is measured, and says nothing
-                spoken_PG = counted_PG & ~values_PG.isnan()
-                silent_P &= zero_variance_groups(values_PG, spoken_PG) | find_unusable_groups(spoken_PG)
-        found.append(silent_P)
+            if weights.get(name, 1.0) or "weights" not in advantage.reads:  # a part of weight 0 is only measured
+                known_PG = counted_PG & ~values_PG.isnan()
+                equal_P &= zero_variance_groups(values_PG, known_PG) | find_unusable_groups(known_PG)
+        found.append(equal_P)
     if advantage.reads_success and advantage.traits.compares_group:
         success_PG = torch.tensor([float(bool(rollout.outcome.success)) for rollout in rollouts]).view_as(counted_PG)
         found.append(zero_variance_groups(success_PG, counted_PG))
@@ -175,14 +144,13 @@ def check_steps_exist(rollouts: Sequence[Rollout], advantage: str) -> None:
     scored = [rollout.outcome for rollout in rollouts if rollout.outcome.reward is not None]
     if scored and not any(outcome.steps for outcome in scored):
         raise RewardError(
-            f"algorithm.advantage: {advantage!r} credits steps, and no reward function gave any: without them it is group_normalized "
-            "under another name. Add a reward that returns [(position, reward), ...] per completion (docs/rewards.md), or use "
-            "advantage = 'group_normalized'."
+            f"algorithm.advantage: {advantage!r} credits steps, but no reward function returned any, so it would equal group_normalized. "
+            "Add a reward that returns [(position, reward), ...] per completion (docs/rewards.md), or use advantage = 'group_normalized'."
         )
 
 
 def select_whole_pairs(examples: Sequence[Example]) -> Examples:
-    """Best and worst of each group, where both have tokens to train on: one cut and masked leaves nothing to prefer."""
+    """The pairs whose chosen and rejected completion both have tokens to train on."""
     examples = join_examples(examples)
     members = np.flatnonzero(examples.has_gradient_N).tolist()
     sizes = Counter(examples.group_N[place] for place in members)
@@ -193,13 +161,13 @@ def select_whole_pairs(examples: Sequence[Example]) -> Examples:
 
 
 def mark_fresh(examples: Examples, rollouts: Sequence[Rollout], policy_version: int | None) -> Examples:
-    """Where some sampled token is not of `policy_version`, every example is told which of its tokens are."""
+    """The examples; if any token was sampled by another version than `policy_version`, each token is marked as fresh or not."""
     spans = [rollouts[rollout].versions for rollout in examples.rollout_N]
     if policy_version is None or all(version == policy_version for one in spans for version, _ in one):
         return examples
     for one, length in zip(spans, examples.length_N, strict=True):
-        if (told := sum(count for _, count in one)) != length:
-            raise InvariantError(f"versions of {told} tokens on a completion of {length}.")
+        if (spanned := sum(count for _, count in one)) != length:
+            raise InvariantError(f"versions of {spanned} tokens on a completion of {length}.")
     fresh = [version == policy_version for one in spans for version, count in one for _ in range(count)]
     return replace(examples, fresh_C=torch.tensor(fresh, dtype=torch.bool))
 
@@ -215,11 +183,10 @@ def add_logprobs(
 ) -> Examples:
     """Log-probs under the policy before this step's first update and under the reference, and the critic's values.
 
-    Exactly on-policy (one optimizer step per batch) the old log-probs are the current ones and no forward is spent, unless
-    the advantages need them. Where a sampled token is older than the policy, old is the policy that sampled it, by the log-probs of
-    the engine; but with a mismatch weight, which carries staleness itself, old stays the policy before this step. Each minibatch of
-    the first pass is scored in the composition in which it is trained, without the examples that nothing pushes on: equal weights
-    then give bitwise equal log-probs.
+    Exactly on-policy (one optimizer step per batch) the old log-probs equal the current ones, so they are computed only if the
+    advantages need them. If any token is older than the policy, the engine's log-probs become old; with a mismatch weight, which
+    covers staleness itself, old stays the policy before this step. Each minibatch of the first pass is scored in the composition in
+    which it is trained, without examples that no loss term acts on, so equal weights give bitwise equal log-probs.
     """
     skip = not pushes_on_all_tokens(algorithm)
     together = compares_pairs(algorithm)
@@ -247,7 +214,7 @@ def add_logprobs(
 def _score_by_plan(
     examples: Examples, plan: list[list[int]], field: str, score: Callable[[Examples], list[Tensor]]
 ) -> Examples:
-    """The examples with what `score` gives of their tokens in this field; each is asked about once."""
+    """The examples with this field set to the results of `score`; each example is scored once."""
     found: dict[int, Tensor] = {}
     for members in plan:
         fresh = [index for index in members if index not in found]
@@ -256,11 +223,11 @@ def _score_by_plan(
     return replace(examples, **scored)
 
 
-# -- what the logs are told ------------------------------------------------------------------------------------------
+# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def average_advantages(examples: Sequence[Example], count: int) -> list[float]:
-    """One number per rollout for the logs: the mean over its trained tokens; 0 where it is not trained on."""
+    """Mean advantage of each rollout over its trained tokens; 0 if it has none."""
     examples = join_examples(examples)
     means_N = torch.zeros(count, dtype=torch.float64)
     if examples:
@@ -271,11 +238,8 @@ def average_advantages(examples: Sequence[Example], count: int) -> list[float]:
 
 
 def read_trained_advantages(examples: Examples) -> Tensor:
-    """Of all tokens, 0 where one is not trained."""
+    """[C] Advantages, 0 for tokens that are not trained."""
     return examples.advantages_C.masked_fill(~examples.loss_mask_C, 0.0)
-
-
-# -- metrics -----------------------------------------------------------------------------------------------------------
 
 
 def measure_rollouts(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[str, float]:
@@ -306,13 +270,13 @@ def measure_advantages(advantages_N: Sequence[float], scored_PG: Tensor, example
 
 
 def measure_groups(
-    advantages_N: Sequence[float], scored_PG: Tensor, silent_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]
+    advantages_N: Sequence[float], scored_PG: Tensor, equal_P: Tensor, left_out_P: Tensor, rollouts: Sequence[Rollout]
 ) -> dict[str, float]:
     right_P, wrong_P = count_group_verdicts(rollouts, scored_PG)
     usable_P = ~find_unusable_groups(scored_PG)
     return {
-        "advantage/useful_groups": float((usable_P & ~silent_P & ~left_out_P).double().mean()),
-        "advantage/zero_variance_groups": int(silent_P.sum()),
+        "advantage/useful_groups": float((usable_P & ~equal_P & ~left_out_P).double().mean()),
+        "advantage/zero_variance_groups": int(equal_P.sum()),
         "advantage/dropped_groups": int(left_out_P.sum()),
         "advantage/all_correct_groups": int((usable_P & (right_P > 0) & (wrong_P == 0)).sum()),
         "advantage/all_wrong_groups": int((usable_P & (right_P == 0) & (wrong_P > 0)).sum()),
@@ -321,7 +285,7 @@ def measure_groups(
 
 
 def measure_difficulty(advantages_N: Sequence[float], right_P: Tensor, wrong_P: Tensor) -> dict[str, float]:
-    """How much of all credit comes from groups with at most one success, or at most one failure; {} where none is given."""
+    """Share of all credit in groups with at most one success or at most one failure; {} without credit."""
     lopsided_P = (right_P + wrong_P > 0) & (torch.minimum(right_P, wrong_P) <= 1)
     credit_P = torch.tensor(advantages_N, dtype=torch.float64).view(len(right_P), -1).abs().sum(1)
     total = float(credit_P.sum())
@@ -329,7 +293,7 @@ def measure_difficulty(advantages_N: Sequence[float], right_P: Tensor, wrong_P: 
 
 
 def count_group_verdicts(rollouts: Sequence[Rollout], scored_PG: Tensor) -> tuple[Tensor, Tensor]:
-    """(successes, failures) of every group among its scored completions; what nobody judged is neither."""
+    """(successes, failures) of every group among its scored completions; a completion without a verdict is neither."""
     verdicts = [rollout.outcome.success for rollout in rollouts]
     judged_PG = torch.tensor([verdict is not None for verdict in verdicts]).view_as(scored_PG) & scored_PG
     success_PG = torch.tensor([bool(verdict) for verdict in verdicts]).view_as(scored_PG)

@@ -29,13 +29,13 @@ class TokenLoss:
     """Without the KL and entropy terms."""
     surrogate: Surrogate
     coefficient_M: Tensor
-    """How hard each token's log-probability is pushed up: A + kl_coef (ref / pi - 1) for on-policy GRPO."""
+    """Derivative of the objective by each token's log-probability: A + kl_coef (ref / pi - 1) for on-policy GRPO."""
     kl_loss_M: Tensor | None = None
     mismatch_weights_M: Tensor | None = None
 
 
 def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfig, kl_coef: float) -> TokenLoss:
-    """surrogate + kl_coef * KL - entropy_coef * entropy, for each trained token. kl_coef: as it is now, where it is adapted."""
+    """The loss of each trained token: surrogate + kl_coef * KL - entropy_coef * entropy. kl_coef: the current one."""
     logprobs_M, num_rows = scores.logprobs_M, micro.num_rows
     old_logprobs_M = logprobs_M.detach() if micro.old_logprobs_M is None else micro.old_logprobs_M
     surrogate = bound_update(scores, old_logprobs_M, micro, algorithm, kl_coef)
@@ -59,7 +59,7 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
 def bound_update(
     scores: TokenScores, old_logprobs_M: Tensor, micro: MicroBatch, algorithm: AlgorithmConfig, kl_coef: float
 ) -> Surrogate:
-    """What the region says of the tokens. One of the user's may give the loss alone."""
+    """The surrogate of each token, from the recipe's region; a user's region may return the loss only."""
     region = find_named("region", algorithm.region, algorithm.own)
     tokens = Tokens(
         policy_logprobs_M=scores.logprobs_M,
@@ -71,18 +71,15 @@ def bound_update(
         ref_logprobs_M=micro.ref_logprobs_M,
         group_B=micro.group_B,
     )
-    told = algorithm.tell(region)
-    if "kl_coef" in told:
-        told["kl_coef"] = kl_coef
-    found = region.call(told, tokens=tokens)
-    if not region.digest:
-        assert isinstance(found, Surrogate)
-        return found
-    return check_surrogate(found, tokens, region)
+    settings = algorithm.tell(region)
+    if "kl_coef" in settings:
+        settings["kl_coef"] = kl_coef
+    found = region.call(settings, tokens=tokens)
+    return check_surrogate(found, tokens, region) if region.digest else found
 
 
 def check_surrogate(found: Any, tokens: Tokens, region: Choice) -> Surrogate:
-    """What a user's region said, once it is a loss for each token: of one that gives the loss alone, nothing is known to be cut."""
+    """A user's surrogate once it is checked. If the region returned the loss only, no token counts as clipped."""
     name, shape = f"algorithm.region: {region.name}", tokens.policy_logprobs_M.shape
     if isinstance(found, Tensor):
         whole = unbounded(found)
@@ -90,32 +87,34 @@ def check_surrogate(found: Any, tokens: Tokens, region: Choice) -> Surrogate:
         found = replace(whole, ratio_M=ratio_M) if region.traits.needs_ratio else whole
     if not isinstance(found, Surrogate):
         raise RecipeError(
-            f"{name} gave {type(found).__name__}; a region gives a tensor, the loss of each token, or a Surrogate."
+            f"{name} returned {type(found).__name__}; a region returns a tensor with the loss of each token, or a Surrogate."
         )
     if found.margin_M is not None and not region.traits.preference:
-        raise RecipeError(f"{name} gave margin_M, which a preference has alone; leave it out, or say @region(preference=True).")
+        raise RecipeError(
+            f"{name} returned margin_M, which only a preference has; leave it out, or declare @region(preference=True)."
+        )
     for field in ("loss_M", "ratio_M", "below_M", "above_M", *(["margin_M"] if found.margin_M is not None else [])):
         values_M, device = getattr(found, field), tokens.policy_logprobs_M.device
         if not isinstance(values_M, Tensor) or values_M.device != device:
             given = f"on {values_M.device}" if isinstance(values_M, Tensor) else f"as {type(values_M).__name__}"
-            raise RecipeError(f"{name} gave {field} {given}; it is a tensor on {device}, as the tokens are.")
+            raise RecipeError(f"{name} returned {field} {given}; it has to be a tensor on {device}, like the tokens.")
         if values_M.shape != shape:
             raise RecipeError(
-                f"{name} gave {field} of shape {tuple(values_M.shape)} for {shape.numel()} tokens; a loss is per token, and not reduced."
+                f"{name} returned {field} of shape {tuple(values_M.shape)} for {shape.numel()} tokens; a loss is per token, not reduced."
             )
     if not bool(found.loss_M.isfinite().all()):
         raise RecipeError(
-            f"{name} gave a loss that is not finite; limit what is exponentiated (cohort.algorithms.regions.ratio does)."
+            f"{name} returned a loss that is not finite; limit the exponent (cohort.algorithms.regions.ratio does)."
         )
     if tokens.policy_logprobs_M.requires_grad and not found.loss_M.requires_grad:
-        raise RecipeError(f"{name} gave a loss without a gradient: it must depend on tokens.policy_logprobs_M.")
+        raise RecipeError(f"{name} returned a loss without a gradient: it must depend on tokens.policy_logprobs_M.")
     return found
 
 
 def compute_gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
-    """-d loss / d log pi of each token: the gradient coefficient of DeepSeekMath (section 5), for whatever was composed above.
+    """-d loss / d log pi of each token: the gradient coefficient of DeepSeekMath (section 5), for any loss.
 
-    The model is not entered: only the few elementwise operations between its log-probs and the loss are differentiated.
+    Only the elementwise operations between log-probs and loss are differentiated, not the model.
     """
     if not loss_M.requires_grad:
         return torch.zeros_like(loss_M)
@@ -123,19 +122,19 @@ def compute_gradient_coefficient(loss_M: Tensor, logprobs_M: Tensor) -> Tensor:
 
 
 def has_kl_term(algorithm: AlgorithmConfig) -> bool:
-    """Whether the KL is a term of the loss. A preference objective holds it inside."""
+    """Whether the KL is a term of the loss. A preference objective contains it already."""
     preference = find_named("region", algorithm.region, algorithm.own).traits.preference
     return algorithm.kl_coef > 0 and algorithm.kl_in == "loss" and not preference
 
 
 def pushes_on_all_tokens(algorithm: AlgorithmConfig) -> bool:
-    """Whether a term acts on tokens whose advantage is 0, so that their forward cannot be left out."""
+    """Whether a loss term acts on tokens with advantage 0, so that their forward pass is needed."""
     idle = find_named("region", algorithm.region, algorithm.own).traits.idle_at_zero
     return has_kl_term(algorithm) or algorithm.entropy_coef > 0 or reads_logprobs(algorithm) or not idle
 
 
 def reads_logprobs(algorithm: AlgorithmConfig) -> bool:
-    """Whether advantages depend on log-probs or values, which are then computed first, for every example."""
+    """Whether advantages depend on log-probs or values, which are then computed first for every example."""
     return needs_critic(algorithm) or (algorithm.kl_coef > 0 and algorithm.kl_in != "loss")
 
 
@@ -144,24 +143,24 @@ def needs_critic(algorithm: AlgorithmConfig) -> bool:
 
 
 def compares_pairs(algorithm: AlgorithmConfig) -> bool:
-    """Whether two completions of a group make one loss: groups then stay together, whoever lays them out."""
+    """Whether two completions of a group share one loss, so that groups stay together in a micro-batch."""
     return find_named("region", algorithm.region, algorithm.own).traits.preference
 
 
 def has_ratio(algorithm: AlgorithmConfig) -> bool:
-    """Whether the policy that sampled is asked for its log-probs. Those of the engine are there already."""
+    """Whether the loss needs log-probs of the policy before the update; those of the engine always exist."""
     traits = find_named("region", algorithm.region, algorithm.own).traits
     needed = traits.needs_ratio and not traits.corrects_mismatch
     return needed or algorithm.kl_corrected or algorithm.weighs_mismatch
 
 
 def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
-    """The aggregation as `pack` wants it: lengths, groups and the longest completion in, the weight of a token out."""
+    """The aggregation as a function for `pack`: (lengths, groups, longest completion) -> weight of each token."""
     choice = find_named("aggregation", algorithm.aggregation, algorithm.own)
 
     def weigh(lengths_N: Sequence[int], groups_N: Sequence[int], max_completion_tokens: int) -> Sequence[float]:
         inputs = {"lengths_N": lengths_N, "groups_N": groups_N, "max_completion_tokens": max_completion_tokens}
-        if choice.digest and not any(lengths_N):  # a minibatch without signal is no case for a user to think of
+        if choice.digest and not any(lengths_N):  # a user's function need not handle a minibatch without trained tokens
             return [0.0] * len(lengths_N)
         found = choice.call(algorithm.tell(choice), **inputs)
         return check_weights(found, len(lengths_N), choice) if choice.digest else list(found)
@@ -170,23 +169,23 @@ def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
 
 
 def check_weights(found: Any, count: int, choice: Choice) -> list[float]:
-    """What a user's aggregation said, once it is a weight for each completion."""
+    """The weights that a user's aggregation returned, one per completion, once they are checked."""
     name = f"algorithm.aggregation: {choice.name}"
     try:
         weights_N = [float(weight) for weight in found]
     except Exception as problem:  # a generator computes its weights only here
         raise RecipeError(
-            f"{name} gave {type(found).__name__}; it gives a number for each completion ({reason(problem)})."
+            f"{name} returned {type(found).__name__}; expected a number for each completion ({reason(problem)})."
         ) from problem
     if len(weights_N) != count:
-        raise RecipeError(f"{name} gave {len(weights_N)} weights for {count} completions.")
+        raise RecipeError(f"{name} returned {len(weights_N)} weights for {count} completions.")
     if not all(math.isfinite(weight) and weight >= 0 for weight in weights_N):
-        raise RecipeError(f"{name} gave weights that are negative or not finite; what pushes down is the advantage.")
+        raise RecipeError(f"{name} returned weights that are negative or not finite; only advantages may be negative.")
     return weights_N
 
 
 def pack_minibatch(members: Sequence[Example], recipe: Recipe, policy: Policy, layouts: Layouts) -> Minibatch:
-    """The examples of one optimizer step, weighed and laid out as the recipe's choices need them."""
+    """The examples of one optimizer step, weighted by the aggregation and packed into micro-batches."""
     algorithm = recipe.algorithm
     return pack(
         members,
@@ -201,5 +200,5 @@ def pack_minibatch(members: Sequence[Example], recipe: Recipe, policy: Policy, l
 
 
 def score_tokens(policy: Policy, micro: MicroBatch, algorithm: AlgorithmConfig) -> TokenScores:
-    """Log-probs and entropies of the trained tokens; gradients of the entropy only where something asks for them."""
+    """Log-probs and entropies of the trained tokens; with the gradient of the entropy only if the loss uses it."""
     return policy.compute_logprobs(micro, entropy_gradient=algorithm.entropy_coef > 0)

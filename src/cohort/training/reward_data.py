@@ -1,7 +1,7 @@
-"""What a reward model learns from: completions that the verifier has labelled, and a memory of older ones.
+"""The data of a reward model: completions labelled by the verifier, and a replay of older ones.
 
-The policy moves, so a reward model fitted on the completions of today forgets the mistakes of yesterday, and the policy
-may find its way back to them. A share of older data in every fit keeps them in sight.
+The policy moves, so a reward model fitted only on its current completions forgets earlier mistakes, and the policy may return to
+them. A share of older data in every fit prevents this.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cohort.types import Rollout
 
 @dataclass(frozen=True, slots=True)
 class Labelled:
-    """One completion and the verdict on it."""
+    """One completion and its verdict."""
 
     prompt_index: int
     """Row number of the prompt in its source."""
     prompt_ids: tuple[int, ...]
     completion_ids: tuple[int, ...]
     group: int
-    """Number of its group among those labelled in the same iteration: right and wrong are compared within it."""
+    """Number of its group in its iteration: right and wrong completions are compared within a group."""
     right: bool
     iteration: int
-    """The iteration it was labelled in, from 1."""
+    """The iteration that labelled it, from 1."""
 
     @property
     def group_key(self) -> tuple[int, int]:
@@ -39,7 +39,7 @@ class Labelled:
 
 
 def label(rollouts: Iterable[Rollout], iteration: int) -> list[Labelled]:
-    """Verified rollouts as labelled data; where the verifier gave no verdict there is nothing to learn."""
+    """Rollouts with a verdict as labelled data."""
     return [
         Labelled(
             prompt_index=rollout.prompt.index,
@@ -55,7 +55,7 @@ def label(rollouts: Iterable[Rollout], iteration: int) -> list[Labelled]:
 
 
 def list_groups(data: Sequence[Labelled]) -> list[list[int]]:
-    """Places of the members of each group, groups in order of first appearance."""
+    """Places of the members of each group, in order of first appearance."""
     groups: dict[tuple[int, int], list[int]] = {}
     for place, item in enumerate(data):
         groups.setdefault(item.group_key, []).append(place)
@@ -70,16 +70,16 @@ def list_pairs(rights_B: Sequence[bool], groups: Iterable[Sequence[int]]) -> lis
 
 
 def is_held_back(item: Labelled, share: float, seed: int) -> bool:
-    """Whether its prompt is kept from every fit of the run.
+    """Whether its prompt is excluded from every fit of the run.
 
-    Depends on the prompt alone, so that one held back in an early iteration is not trained on when it is replayed. On
-    its token ids and not on its row number: two rows with the same text are on the same side.
+    It depends only on the prompt, so a prompt held back in one iteration is not trained on when it is replayed; and on its token ids,
+    so two rows with the same text are on the same side.
     """
     return keyed_share("reward model, held back", seed, *item.prompt_ids) < share
 
 
 class Replay:
-    """Labelled data of all iterations so far."""
+    """Labelled data of all iterations."""
 
     def __init__(self) -> None:
         self.items: list[Labelled] = []
@@ -87,9 +87,8 @@ class Replay:
     def mix(self, fresh: Sequence[Labelled], share: float, seed: int, iteration: int) -> list[Labelled]:
         """`fresh`, followed by round(share x len(fresh)) older completions, rounded up to whole groups.
 
-        Groups are chosen in an order keyed by (seed, iteration) until the number is reached or nothing older is left:
-        a part of a group could lose all its pairs. `fresh` is remembered for the iterations to come; mixing the same
-        iteration again forgets what it remembered of it, so an iteration that is repeated comes out the same.
+        Groups are chosen in an order keyed by (seed, iteration), and kept whole because a part could lose all its pairs. `fresh` is kept
+        for later iterations and replaces what an interrupted attempt of the same iteration kept, so a repeated iteration is the same.
         """
         strays = sum(item.iteration != iteration for item in fresh)
         if strays:
@@ -104,7 +103,7 @@ class Replay:
         return [*fresh, *(older[place] for place in sorted(chosen))]
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything as int64 vectors, ids laid flat, and the number of completions."""
+        """Everything as flat int64 vectors, and the number of completions."""
         tensors = {
             "prompt_ids": whole([token for item in self.items for token in item.prompt_ids]),
             "prompt_lengths": whole([len(item.prompt_ids) for item in self.items]),
@@ -120,7 +119,7 @@ class Replay:
         columns = [tensors[name].tolist() for name in PLAIN_FIELDS]
         sizes = {len(column) for column in (prompts, completions, *columns)}
         if sizes != {document["completions"]}:
-            raise CheckpointError(f"the replay holds {sorted(sizes)} completions where {document['completions']} were saved")
+            raise CheckpointError(f"the replay has {sorted(sizes)} completions, but {document['completions']} were saved")
         self.items = [
             Labelled(index, prompt_ids, completion_ids, group, bool(right), iteration)
             for prompt_ids, completion_ids, index, group, right, iteration in zip(prompts, completions, *columns, strict=True)
@@ -135,7 +134,7 @@ def whole(values: list[int]) -> Tensor:
 
 
 def cut(flat: Tensor, lengths: Tensor) -> list[tuple[int, ...]]:
-    """Rows of the given lengths from ids laid flat."""
+    """Rows of the given lengths from flat ids."""
     ids, bounds = flat.tolist(), [0, *accumulate(lengths.tolist())]
     if bounds[-1] != len(ids):
         raise CheckpointError(f"the replay holds {len(ids)} token ids where its lengths add up to {bounds[-1]}")

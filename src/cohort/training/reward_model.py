@@ -1,11 +1,11 @@
-"""A learned reward: a model of the policy's architecture with a head of one number, fitted on labels of the verifier.
+"""A learned reward: a model of the policy's architecture with a scalar head, fitted on labels of the verifier.
 
-It differs from the usual reward model in three ways. Scores are read at the true last token of a completion and never at
-"the last token that is not padding", which with pad = end is another token. The weights of a fit are fixed over the whole
-optimizer batch before anything runs, so the micro-batch size cannot change the gradient. And a share of the *prompts*
-never trains, so that every fit says how well it ranks completions it has not seen.
+It differs from the usual reward model in three ways. Scores are read at the true last token of a completion, never at "the last token
+that is not padding", which with pad = end is another token. The weights of a fit are fixed over the whole optimizer batch, so the
+micro-batch size cannot change the gradient. And a share of the *prompts* is never trained on, so every fit measures how well it ranks
+unseen completions.
 
-Scores are used as they are: GRPO normalises rewards within their group, so their scale and offset mean nothing.
+Scores are not normalised: GRPO normalises rewards within their group, so scale and offset do not matter.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from cohort.base.keyed import keyed_hash, keyed_permutation
 from cohort.engine.stop import stop_ids
-from cohort.errors import InvariantError, ModelError, RunError
+from cohort.errors import InvariantError, ModelError, RewardError, RunError
 from cohort.model import loading
 from cohort.model.optim import Adding, Optimizer, cast_parameters
 from cohort.model.packing import cut_by_tokens
@@ -32,12 +33,15 @@ from cohort.model.scalar_head import ScalarModel
 from cohort.ops.layout import Selection, lay_out
 from cohort.recipe.schema import OptimizerConfig
 from cohort.recipe.sections import RewardModelConfig
+from cohort.rewards.contract import Scored, Scorer
+from cohort.rewards.outcomes import mean_and_std
 from cohort.training.reward_data import Labelled, is_held_back, list_groups, list_pairs
+from cohort.types import Completion, Outcome, Prompt
 
 PART = "reward_model"
-"""Name of its part in an outcome, and of its area among the metrics."""
+"""Name of its part in an outcome, and of its metrics area."""
 HEAD_STD = 0.1
-"""About that of the first scores. Small, so that the first pairs have a loss near log 2; at zero the head would pass no gradient on."""
+"""Standard deviation of the first scores. Small, so that the first pairs have a loss near log 2; at zero no gradient would pass the head."""
 WARMUP_SHARE = 0.1
 
 Sequences = Sequence[tuple[tuple[int, ...], tuple[int, ...]]]
@@ -58,7 +62,7 @@ class RewardModel(ScalarModel):
         state_bits: Literal[32, 8] = 32,
         adding: Adding | None = None,
     ):
-        """`checkpointing`, `state_bits` and `adding`: as in the policy's training, for the reward model is as large."""
+        """`checkpointing`, `state_bits`, `adding`: as for the policy, since the reward model is as large."""
         super().__init__(model, model.base_model, find_head(model), own_attention, checkpointing)
         self.tokenizer, self.settings, self.state_bits, self.world = tokenizer, settings, state_bits, (adding or Adding()).world
         check_value_head(self)
@@ -74,7 +78,7 @@ class RewardModel(ScalarModel):
         state_bits: Literal[32, 8] = 32,
         adding: Adding | None = None,
     ) -> RewardModel:
-        """The policy's backbone and a small new head, which the seed alone decides; torch's generators are left alone."""
+        """The policy's backbone with a small new head, which depends only on the seed; torch's global generators are not used."""
         from transformers import MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING, AutoModelForSequenceClassification
 
         config = copy.deepcopy(policy.model.config)
@@ -84,12 +88,12 @@ class RewardModel(ScalarModel):
         if type(config) not in MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING:
             raise ModelError(
                 f"reward_model: transformers has no sequence-classification class for {type(policy.model).__name__} (model type "
-                f"{config.model_type!r}), so no reward model can be made from this policy. Set reward_model.iterations to 0, or "
-                "take a policy of an architecture that has one (Llama, Qwen, Gemma, Mistral, Phi, GPT-2, ...)."
+                f"{config.model_type!r}), so this policy cannot have a reward model. Set reward_model.iterations to 0, or "
+                "use an architecture that has one (Llama, Qwen, Gemma, Mistral, Phi, GPT-2, ...)."
             )
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             model: Any = AutoModelForSequenceClassification.from_config(config, trust_remote_code=False)
-        # float64 serves tests; any lower precision is that of computing, and MasterWeights casts to it.
+        # float64 is for tests; MasterWeights casts to a lower compute dtype.
         cast_parameters(model, torch.promote_types(compute_dtype, torch.float32))
         copy_backbone(policy.merge_model(), model)
         with torch.no_grad():
@@ -121,7 +125,7 @@ class RewardModel(ScalarModel):
         state_bits: Literal[32, 8] = 32,
         adding: Adding | None = None,
     ) -> RewardModel:
-        """A ready reward model from a folder or the hub. It reads the policy's token ids, so it must share its vocabulary."""
+        """An existing reward model from a folder or the Hub. It reads the policy's token ids, so it must have the same vocabulary."""
         model, tokenizer = loading.load_pretrained(
             source,
             dtype=torch.promote_types(compute_dtype, torch.float32),
@@ -134,18 +138,16 @@ class RewardModel(ScalarModel):
             raise ModelError(f"reward model: {source!r} has {model.config.num_labels} labels; a reward model has exactly one.")
         if tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise ModelError(
-                f"reward model: {source!r} has another vocabulary than the policy, whose token ids it would have to read. "
-                "Give a reward model of the policy's own family."
+                f"reward model: {source!r} has a different vocabulary than the policy, whose token ids it has to read. Use a reward model of "
+                "the policy's family."
             )
         return cls(model, tokenizer, settings, compute_dtype, False, policy.checkpointing, state_bits, adding)
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Scoring
-    # -----------------------------------------------------------------------------------------------------------------
+    # -- scoring -------------------------------------------------------------------------------------------------------
 
     @torch.no_grad()
     def score(self, prompt_and_completion_ids: Sequences, micro_batch_tokens: int) -> list[float]:
-        """The head's value at the last token of each completion. Not finite where the model is broken; see LearnedScorer."""
+        """The head's value at the last token of each completion. May not be finite; see LearnedScorer."""
         scores = [0.0] * len(prompt_and_completion_ids)
         lengths = [len(prompt) + len(completion) for prompt, completion in prompt_and_completion_ids]
         cut = cut_by_tokens(range(len(scores)), lengths, micro_batch_tokens)
@@ -160,27 +162,25 @@ class RewardModel(ScalarModel):
         return scores
 
     def rewards(self, scores: Sequence[float]) -> list[float]:
-        """What a score is worth: fitted pointwise it is a logit, and the reward the probability of being right, which does not
-        pay for being ever more sure; fitted on pairs only differences mean something, and the score is taken as it is."""
+        """Rewards from scores: fitted pointwise, a score is a logit and its reward the probability of being right, which is bounded;
+        fitted on pairs, only differences matter and the reward is the score."""
         if self.settings.loss == "pairwise":
             return list(scores)
         logits = torch.tensor(scores, dtype=torch.float64)
         return torch.where(logits.isfinite(), torch.sigmoid(logits), logits).tolist()
 
     def values(self, sequences: Sequences) -> Tensor:
-        """values_B of one micro-batch, in float32 at least."""
+        """values_B of one micro-batch, at least in float32."""
         layout = lay_out(sequences).to(self.device)
         last_B = layout.rows.own_start_B + layout.rows.own_length_B - 1
         return self.read_values(layout, Selection.from_index(last_B, layout.num_tokens).to(self.device))
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Fitting
-    # -----------------------------------------------------------------------------------------------------------------
+    # -- fitting -------------------------------------------------------------------------------------------------------
 
     def fit(self, data: Sequence[Labelled], *, iteration: int, seed: int, micro_batch_tokens: int) -> dict[str, float]:
-        """Go on from the present weights with a fresh AdamW, and measure on the prompts held back, before and after.
+        """Continue from the current weights with a fresh AdamW; returns metrics on the prompts held back, before and after.
 
-        All or nothing: interrupted, it leaves the weights of before, so that a checkpoint never holds half a fit.
+        If it is interrupted, the old weights are restored, so a checkpoint never holds half a fit.
         """
         settings = self.settings
         back = [item for item in data if is_held_back(item, settings.held_back, seed)]
@@ -201,9 +201,14 @@ class RewardModel(ScalarModel):
         if "accuracy" in before:
             known["accuracy_before"] = before["accuracy"]
         try:
-            optimizer = Optimizer(
-                self.weights, make_warmed_up_adamw_settings(settings.learning_rate, total, self.state_bits), total
+            # A short warm-up, since the moments are fresh, then a linear decay to 0.
+            adamw = OptimizerConfig(
+                learning_rate=settings.learning_rate,
+                schedule="linear",
+                warmup_steps=math.ceil(WARMUP_SHARE * total),
+                state_bits=self.state_bits,
             )
+            optimizer = Optimizer(self.weights, adamw, total)
             for batches in plan:
                 losses = []
                 for batch in batches:
@@ -218,9 +223,9 @@ class RewardModel(ScalarModel):
             raise
 
     def accumulate(self, batch: Sequence[Labelled], micro_batch_tokens: int) -> float:
-        """Add the gradient of one optimizer batch and give its loss: the mean over its pairs, or over its completions.
+        """Accumulate the gradient of one optimizer batch; returns its mean loss over pairs, or over completions.
 
-        The denominator is that of the whole batch. Groups stay whole when pairs are compared: one always fits.
+        The denominator is that of the whole batch. For pairs, groups stay whole; one group always fits.
         """
         pairwise = self.settings.loss == "pairwise"
         groups = list_groups(batch)
@@ -238,7 +243,7 @@ class RewardModel(ScalarModel):
         return sum(loss for _, loss in sorted(self.world.gather(losses)))
 
     def measure(self, data: Sequence[Labelled], micro_batch_tokens: int) -> dict[str, float]:
-        """How well it ranks labelled completions. What cannot be measured, for want of one label, is absent."""
+        """How well it ranks labelled completions. Values that need both labels are left out if one is missing."""
         scores = self.score([(item.prompt_ids, item.completion_ids) for item in data], micro_batch_tokens)
         if not all(map(math.isfinite, scores)):
             raise InvariantError("the reward model's scores are not finite numbers. Lower reward_model.learning_rate.")
@@ -247,35 +252,30 @@ class RewardModel(ScalarModel):
         measured = {"held_back_pairs": float(len(pairs))}
         if pairs:
             measured["accuracy"] = measure_ranking(scores, pairs)
-        area = compute_auc(scores, rights)
-        if area is not None:
-            measured["auc"] = area
+        if (auc := compute_auc(scores, rights)) is not None:
+            measured["auc"] = auc
         losses = compute_fit_losses(torch.tensor(scores, dtype=torch.float64), data, self.settings.loss)
         if losses.numel():
             measured["held_back_loss"] = float(losses.mean())
         return measured
 
-    # -----------------------------------------------------------------------------------------------------------------
-    # Saving
-    # -----------------------------------------------------------------------------------------------------------------
+    # -- saving --------------------------------------------------------------------------------------------------------
 
     def save(self, folder: Path, whole: Mapping[str, Tensor] | None = None) -> None:
-        """Hugging Face format; loads with AutoModelForSequenceClassification and AutoTokenizer. whole: of a model that is shared out."""
+        """Save in Hugging Face format, for AutoModelForSequenceClassification and AutoTokenizer. whole: the tensors of a sharded model."""
         loading.hide_progress_bars()
         self.model.save_pretrained(folder, state_dict=dict(whole) if whole else None)
         self.tokenizer.save_pretrained(folder)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Building
-# ---------------------------------------------------------------------------------------------------------------------
+# -- construction ------------------------------------------------------------------------------------------------------
 
 
 def find_padding_id(policy: Policy) -> int | None:
-    """A token that never ends a completion.
+    """A padding token that never ends a completion, or None.
 
-    transformers pools at the last token that is not padding. Were that the end token, a saved reward model would be read
-    one token early by others. None, where there is no such token: transformers then takes unpadded rows and refuses others.
+    transformers pools at the last token that is not padding. If that were the end token, others would read a saved reward model one
+    token too early. With None transformers accepts only unpadded rows.
     """
     tokenizer = policy.tokenizer
     ends = set(stop_ids(policy.model, tokenizer, ()))
@@ -287,9 +287,10 @@ def copy_backbone(policy_model: Any, model: Any) -> None:
     try:
         model.base_model.load_state_dict(policy_model.base_model.state_dict(), strict=True)
     except RuntimeError as problem:
+        detail = str(problem).strip().splitlines()[-1].strip()
         raise ModelError(
-            f"reward_model: the weights of {type(policy_model).__name__} do not fit {type(model).__name__} "
-            f"({str(problem).strip().splitlines()[-1].strip()}); no reward model can be made from this policy."
+            f"reward_model: the weights of {type(policy_model).__name__} do not fit {type(model).__name__} ({detail}), so this policy "
+            "cannot have a reward model."
         ) from problem
 
 
@@ -297,14 +298,14 @@ def find_head(model: Any) -> torch.nn.Linear:
     head = getattr(model, "score", None)
     if not isinstance(head, torch.nn.Linear) or head.out_features != 1 or model.base_model is model:
         raise ModelError(
-            f"{type(model).__name__}: no backbone with a linear head `score` of one number; it cannot be a reward model."
+            f"{type(model).__name__}: not a backbone with a linear scalar head `score`, so it cannot be a reward model."
         )
     return head
 
 
 @torch.no_grad()
 def check_value_head(reward_model: RewardModel) -> None:
-    """Prove on a few tokens that our scores are those of the model's own forward, and that nothing after the end is seen."""
+    """Check on a few tokens that our scores equal those of the model's own forward pass and ignore tokens after the end."""
     model = reward_model.model
     config = model.config.get_text_config()
     few = tuple(token for token in range(min(8, config.vocab_size)) if token != config.pad_token_id)
@@ -316,18 +317,16 @@ def check_value_head(reward_model: RewardModel) -> None:
     largest = max(map(abs, expected))
     if not max(abs(ours - own) for ours, own in zip(values, expected, strict=True)) <= 1e-4 * max(1.0, largest):
         raise ModelError(
-            f"{type(model).__name__}: the values of its head at the last token are not its scores ({values} against {expected}); "
-            "only causal models whose head reads the last token can be reward models."
+            f"{type(model).__name__}: the values of its head at the last token are not its scores ({values} instead of {expected}); "
+            "a reward model has to be a causal model whose head reads the last token."
         )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Pure parts of the fit
-# ---------------------------------------------------------------------------------------------------------------------
+# -- pure functions of the fit -----------------------------------------------------------------------------------------
 
 
 def compute_fit_losses(values_B: Tensor, items: Sequence[Labelled], kind: str) -> Tensor:
-    """One term for each pair, -log sigmoid(value_right - value_wrong); or for each completion, cross-entropy of its label."""
+    """Per pair, -log sigmoid(value_right - value_wrong); or per completion, the cross-entropy of its label."""
     rights = [item.right for item in items]
     if kind == "pointwise":
         labels_B = torch.tensor(rights, dtype=values_B.dtype, device=values_B.device)
@@ -337,21 +336,21 @@ def compute_fit_losses(values_B: Tensor, items: Sequence[Labelled], kind: str) -
 
 
 def list_fit_units(train: Sequence[Labelled], kind: str) -> list[list[int]]:
-    """What a batch is filled with: groups that hold both labels, or single completions. RunError where nothing can be learned."""
+    """Units of a batch: groups with both labels, or single completions. RunError if nothing can be learned."""
     groups = list_groups(train)
     all_right = sum(all(train[place].right for place in members) for members in groups)
     all_wrong = sum(not any(train[place].right for place in members) for members in groups)
     num_right = sum(item.right for item in train)
     if kind == "pairwise" and all_right + all_wrong == len(groups):
         raise RunError(
-            f"reward_model: no group to fit on holds both right and wrong completions ({len(groups)} groups: {all_right} all "
-            f"right, {all_wrong} all wrong), so there is no pair to compare. Raise train.group_size or reward_model.prompts, "
-            'take prompts the policy solves sometimes, or set reward_model.loss = "pointwise".'
+            f"reward_model: no group has both right and wrong completions ({len(groups)} groups: {all_right} all right, {all_wrong} all "
+            "wrong), so there is no pair to compare. Raise train.group_size or reward_model.prompts, use prompts that the policy sometimes "
+            'solves, or set reward_model.loss = "pointwise".'
         )
     if kind == "pointwise" and num_right in (0, len(train)):
         raise RunError(
-            f"reward_model: all completions to fit on have the same label ({num_right} right, {len(train) - num_right} wrong). "
-            "Raise reward_model.prompts, or take prompts the policy solves sometimes."
+            f"reward_model: all completions have the same label ({num_right} right, {len(train) - num_right} wrong). Raise "
+            "reward_model.prompts, or use prompts that the policy sometimes solves."
         )
     if kind == "pointwise":
         return [[place] for place in range(len(train))]
@@ -359,7 +358,7 @@ def list_fit_units(train: Sequence[Labelled], kind: str) -> list[list[int]]:
 
 
 def fill(units: Sequence[Sequence[int]], order: Sequence[int], batch_size: int) -> list[list[int]]:
-    """Batches of whole units in the given order, of at most `batch_size` completions; one unit always fits."""
+    """Batches of whole units in the given order, with at most `batch_size` completions unless a single unit has more."""
     batches: list[list[int]] = []
     for number in order:
         if not batches or len(batches[-1]) + len(units[number]) > batch_size:
@@ -368,14 +367,8 @@ def fill(units: Sequence[Sequence[int]], order: Sequence[int], batch_size: int) 
     return batches
 
 
-def make_warmed_up_adamw_settings(learning_rate: float, total_updates: int, state_bits: Literal[32, 8] = 32) -> OptimizerConfig:
-    """A short warm-up, for the moments are fresh, then a linear decay to 0: the fit ends where it ends, and settles."""
-    warmup_steps = math.ceil(WARMUP_SHARE * total_updates)
-    return OptimizerConfig(learning_rate=learning_rate, schedule="linear", warmup_steps=warmup_steps, state_bits=state_bits)
-
-
 def measure_ranking(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -> float:
-    """Share of (right, wrong) pairs whose right one scores higher; a tie counts half."""
+    """Share of (right, wrong) pairs in which the right completion scores higher; a tie counts half."""
     points = (
         1.0 if scores[right] > scores[wrong] else 0.5 if scores[right] == scores[wrong] else 0.0 for right, wrong in pairs
     )
@@ -383,17 +376,73 @@ def measure_ranking(scores: Sequence[float], pairs: Sequence[tuple[int, int]]) -
 
 
 def compute_auc(scores: Sequence[float], rights: Sequence[bool]) -> float | None:
-    """Probability that a right one scores above a wrong one, over all of them, ties half. None: only one label is there.
+    """Probability that a right completion scores above a wrong one, ties counting half. None if only one label occurs.
 
-    Mann and Whitney's count by ranks: n log n where all pairs would be n^2.
+    Computed from ranks (Mann-Whitney): n log n instead of n^2 for all pairs.
     """
     num_right = sum(rights)
     num_wrong = len(rights) - num_right
     if not num_right or not num_wrong:
         return None
     values, counts = torch.tensor(scores, dtype=torch.float64).unique(return_counts=True)
-    # Equal scores share the mean of their ranks, which run from 1.
+    # Equal scores share their mean rank; ranks begin at 1.
     ranks = counts.cumsum(0).double() - (counts.double() - 1) / 2
     rank_of = dict(zip(values.tolist(), ranks.tolist(), strict=True))
     rank_sum = sum(rank_of[score] for score, right in zip(scores, rights, strict=True) if right)
     return (rank_sum - num_right * (num_right + 1) / 2) / (num_right * num_wrong)
+
+
+# -- scores as rewards -------------------------------------------------------------------------------------------------
+
+NOT_FINITE = f"{PART}:nan"
+
+
+@dataclass(frozen=True)
+class LearnedScorer:
+    """Scores training rollouts: the reward is the reward model's; success and answer stay the verifier's.
+
+    For training only. Evaluation uses the verifier: a reward model's opinion of the policy it has trained is no evidence.
+    """
+
+    verifier: Scorer
+    reward_model: RewardModel
+    micro_batch_tokens: int
+    max_fault_share: float = 0.1
+    """As train.max_fault_share: a larger share of scores that are not finite stops the run."""
+
+    def score(self, prompts: Sequence[Prompt], completions: Sequence[Completion], *, step: int, num_steps: int) -> Scored:
+        verified = self.verifier.score(prompts, completions, step=step, num_steps=num_steps)
+        sequences = [(prompt.token_ids, completion.token_ids) for prompt, completion in zip(prompts, completions, strict=True)]
+        scores = self.reward_model.rewards(self.reward_model.score(sequences, self.micro_batch_tokens))
+        outcomes = [replace_reward(outcome, score) for outcome, score in zip(verified.outcomes, scores, strict=True)]
+        broken = sum(not math.isfinite(score) for score in scores)
+        if broken > self.max_fault_share * len(scores):
+            raise RewardError(
+                f"the reward model's score is not finite for {broken} of {len(scores)} completions of step {step}. "
+                "Lower reward_model.learning_rate."
+            )
+        return Scored(outcomes, replace_reward_metrics(verified.metrics, outcomes, broken))
+
+
+def replace_reward(outcome: Outcome, score: float) -> Outcome:
+    """The outcome with this score as its reward. Faults of the verifier stay listed, but the reward does not depend on them."""
+    if PART in outcome.parts:
+        raise RewardError(f"rewards: a part is named {PART!r}, the name of the learned reward; give it another `name`.")
+    reward = score if math.isfinite(score) else None
+    faults = outcome.faults if reward is not None else (*outcome.faults, NOT_FINITE)
+    return replace(outcome, parts={**outcome.parts, PART: reward}, reward=reward, faults=faults, steps=())
+
+
+def replace_reward_metrics(verified: Mapping[str, float], outcomes: Sequence[Outcome], broken: int) -> dict[str, float]:
+    """The verifier's metrics, with those of the reward replaced."""
+    rewards = [outcome.reward for outcome in outcomes if outcome.reward is not None]
+    metrics = {name: value for name, value in verified.items() if name not in ("reward/mean", "reward/std")}
+    metrics |= mean_and_std("reward", rewards) | mean_and_std(f"reward/{PART}", rewards)
+    metrics["reward/unscored"] = float(len(outcomes) - len(rewards))
+    metrics["reward/faults"] = verified.get("reward/faults", 0.0) + broken
+    judged = [
+        (outcome.reward, outcome.success) for outcome in outcomes if outcome.reward is not None and outcome.success is not None
+    ]
+    if (agreement := compute_auc([reward for reward, _ in judged], [success for _, success in judged])) is not None:
+        metrics["reward/verifier_agreement"] = agreement
+    return metrics

@@ -1,6 +1,6 @@
-"""The weights of a run folder: found by a word, loaded, exported as a model, and taken as the start of another run.
+"""The weights of a run folder: find them by name, load or export them, and start another run from them.
 
-A run that has no model/ yet has checkpoints, which hold float32 weights alone: they go into the model that the run started from.
+A run without model/ has checkpoints, which hold only float32 weights: they are loaded into the model that the run started from.
 Imports no torch until weights are read.
 """
 
@@ -21,7 +21,7 @@ from cohort.observe.run_folder import RunFolder, open_run_at
 from cohort.recipe.file import dump_recipe
 from cohort.recipe.schema import Recipe
 from cohort.recipe.values import PYTHON_MODEL, Materials
-from cohort.training.handed_in import save_handed_in
+from cohort.training.python_inputs import save_python_model
 
 if TYPE_CHECKING:
     import torch
@@ -31,25 +31,25 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Target:
-    """Where weights lie: a model folder or hub id, or a checkpoint whose weights go into `source`."""
+    """The location of weights: a model folder or Hub id, or a checkpoint whose weights are loaded into the model of `source`."""
 
     label: str
     source: str
     checkpoint: Path | None
     recipe: Recipe
-    """Its own: how its model is loaded or built."""
+    """The recipe that loads or builds the model."""
     folder: RunFolder | None
-    words: str = ""
-    """Which weights of the run these are, for a person."""
+    description: str = ""
+    """Which weights of the run these are."""
 
     @property
     def starts(self) -> bool:
-        """Whether the source is where its recipe starts, adapter included, and not a folder that a run has written."""
+        """Whether the source is the starting model of the recipe, adapter included, and not a folder that the run wrote."""
         return self.source == "scratch" or (self.folder is not None and self.source == self.recipe.model.source)
 
 
 def find_weights(folder: RunFolder, which: str, recipe: Recipe) -> Target:
-    """Weights of a run. which: final, last, best, start, a number of steps or a checkpoint's name; "": final, else last."""
+    """Weights of a run. which: final, last, best, start, a step or a checkpoint name; "": final if it exists, else last."""
     if which == "final" or (not which and folder.has_model()):
         if not folder.has_model():
             raise RunError(
@@ -57,12 +57,12 @@ def find_weights(folder: RunFolder, which: str, recipe: Recipe) -> Target:
             )
         return Target(str(folder.root), str(folder.model), None, recipe, folder, "its final model")
     base = str(folder.start) if folder.start.is_dir() else recipe.model.source
-    where, words = find_checkpoint(folder, which)
-    return Target(f"{folder.root}@{which or 'last'}", base, where, recipe, folder, words)
+    where, description = find_checkpoint(folder, which)
+    return Target(f"{folder.root}@{which or 'last'}", base, where, recipe, folder, description)
 
 
 def find_checkpoint(folder: RunFolder, which: str) -> tuple[Path | None, str]:
-    """(the checkpoint that is meant, None for the start of the run; a sentence about it)."""
+    """(checkpoint, or None for the start of the run; its description)."""
     if which == "start":
         return None, "the model it started from"
     if which in ("", "last"):
@@ -85,7 +85,7 @@ def find_checkpoint(folder: RunFolder, which: str) -> tuple[Path | None, str]:
 
 
 def find_last(folder: RunFolder) -> tuple[Path, str]:
-    """The newest checkpoint that is whole, and a sentence about it."""
+    """The newest complete checkpoint, and its description."""
     from cohort.training import checkpoint
 
     problems = []
@@ -95,21 +95,21 @@ def find_last(folder: RunFolder) -> tuple[Path, str]:
         except (CheckpointError, OSError) as problem:
             problems.append(str(problem))
             continue
-        missing = "" if folder.has_model() else ", as it has no model/ yet"
+        missing = "" if folder.has_model() else ", since it has no model/ yet"
         damaged = f" ({len(problems)} newer damaged)" if problems else ""
         return where, f"checkpoint {where.name}, its newest{damaged}{missing}"
     if problems:
-        raise RunError(f"{folder.root} has no whole checkpoint: {problems[0]}.")
-    raise RunError(f"{folder.root} has neither a model/ nor a checkpoint yet. Go on with it: cohort resume {folder.root}")
+        raise RunError(f"{folder.root} has no complete checkpoint: {problems[0]}.")
+    raise RunError(f"{folder.root} has neither a model/ nor a checkpoint yet. Resume it with: cohort resume {folder.root}")
 
 
 def load_weights(target: Target) -> Policy:
-    """The policy of these weights, in the compute dtype of its recipe."""
+    """The policy with these weights, in the compute dtype of its recipe."""
     from cohort.model.optim import MasterWeights
     from cohort.training import build, checkpoint
 
     recipe, data = target.recipe, build.Data([], {}, None)
-    if target.source == "scratch":  # made from nothing, its alphabet depends on its own rows
+    if target.source == "scratch":  # its alphabet depends on its rows
         data = build.load_data(recipe, target.folder.read_kept_rows(recipe) if target.folder else Materials())
     policy = build.load_policy(recipe, data, None if target.starts else target.source)
     weights = MasterWeights(policy.model, build.compute_dtype(recipe))
@@ -120,14 +120,13 @@ def load_weights(target: Target) -> Policy:
 
 @contextmanager
 def follow_products(folder: RunFolder | None, policy: Policy, dtype: torch.dtype) -> Iterator[None]:
-    """Inside, multiply as the run in this folder did; without one, as a new run would."""
+    """Multiply with the library that the run in this folder used, or that a new run would choose, within this context."""
     from cohort.ops.products import choose_products, restore_products, use_products
 
     recorded = folder.read_summary().get("products") if folder else ""
+    name = f"the run {folder.root}" if folder else "this"
     with restore_products():
-        use_products(
-            recorded or choose_products(policy.model, dtype), policy.model, f"the run {folder.root}" if folder else "this"
-        )
+        use_products(recorded or choose_products(policy.model, dtype), policy.model, name)
         yield
 
 
@@ -135,9 +134,9 @@ def follow_products(folder: RunFolder | None, policy: Policy, dtype: torch.dtype
 
 
 def export_weights(target: Target, out: Path, *, adapter: bool = False) -> str:
-    """Write a model folder, or the adapter alone, under its name only when it is whole; gives a sentence on whose weights it holds.
+    """Write a model folder, or only the adapter, and rename it once it is complete; returns a description of the weights.
 
-    It is done in the host's memory: no GPU is needed, and none is disturbed on which the run may still be training.
+    It runs in host memory: it needs no GPU, and does not disturb a run that is still training on one.
     """
     from cohort.model import lora
 
@@ -145,9 +144,9 @@ def export_weights(target: Target, out: Path, *, adapter: bool = False) -> str:
         raise RunError(f"--adapter: {target.label} trained all weights and has no adapter; leave the option out.")
     folder = target.folder
     whole = target.checkpoint is None and Path(target.source).is_dir()
-    if folder and whole and adapter and not lora.is_adapter(target.source):  # merged: the checkpoints have the adapter itself
-        where, words = find_last(folder)
-        target, whole = replace(find_weights(folder, where.name, target.recipe), words=words), False
+    if folder and whole and adapter and not lora.is_adapter(target.source):  # merged: the adapter is in the checkpoints
+        where, description = find_last(folder)
+        target, whole = replace(find_weights(folder, where.name, target.recipe), description=description), False
     temporary = out.with_name(f".{out.name}.tmp")
     shutil.rmtree(temporary, ignore_errors=True)
     temporary.parent.mkdir(parents=True, exist_ok=True)
@@ -159,43 +158,43 @@ def export_weights(target: Target, out: Path, *, adapter: bool = False) -> str:
         lora.name_base(temporary, str(out.resolve()))
     with defer_interrupts():
         temporary.replace(out)
-    return target.words
+    return target.description
 
 
 def save_weights(target: Target, folder: Path, adapter: bool) -> None:
-    """In the dtype that the run computes in on this machine; added up and merged in float32."""
+    """Save weights in the run's compute dtype on this machine; adapters are merged in float32."""
     import torch
 
     from cohort.model.optim import cast_parameters
 
-    asked = target.recipe.model.dtype
+    dtype = target.recipe.model.dtype
     on_host = target.recipe.model.model_copy(update={"device": "cpu", "dtype": "float32"})
     policy = load_weights(replace(target, recipe=target.recipe.model_copy(update={"model": on_host})))
-    if not adapter and (asked == "bfloat16" or (asked == "auto" and torch.cuda.is_available())):
+    if not adapter and (dtype == "bfloat16" or (dtype == "auto" and torch.cuda.is_available())):
         policy.model, policy.adapter = policy.merge_model(), None
         cast_parameters(policy.model, torch.bfloat16)
     policy.save(folder, merge=not adapter)
 
 
-# -- a run, or an object, as the start of another run ------------------------------------------------------------------
+# -- a run, or a Python object, as the start of another run ------------------------------------------------------------
 
 
-def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] | None) -> tuple[dict[str, str], list[str]]:
-    """Model folders in place of runs and of an object from Python, by section; and what to tell of it.
+def resolve_models(recipe: Recipe, folder: RunFolder, given: tuple[Any, Any] | None) -> tuple[dict[str, str], list[str]]:
+    """(model folders by section, console messages) for sources that are runs, and for a (model, tokenizer) from Python.
 
-    What may still change, or lies in memory alone, is written into the run folder: a resume goes on from the same weights.
+    Weights that may change or exist only in memory are saved in the run folder, so that a resume starts from the same ones.
     """
     from cohort.model import lora
 
-    said, sources = [], {}
-    if handed_in is not None:
-        save_handed_in(*handed_in, folder.base)
+    messages, sources = [], {}
+    if given is not None:
+        save_python_model(*given, folder.base)
         sources["model"] = str(folder.base.resolve())
-        said.append(
-            f"model: a {type(handed_in[0]).__name__} from Python, kept in {folder.base}; the object itself is not changed"
+        messages.append(
+            f"model: a {type(given[0]).__name__} from Python, saved in {folder.base}; the object itself is not changed"
         )
     elif recipe.model.source == PYTHON_MODEL:
-        raise RunError("the model was handed in from Python, and the run ended before it was kept: start it again.")
+        raise RunError("the model was passed from Python, and the run ended before saving it: start it again.")
     for section, place in (("model", folder.base), ("teacher", folder.root / "teacher")):
         source = sources.get(section, getattr(recipe, section).source)
         run = open_run_at(Path(source)) if source else None
@@ -207,10 +206,10 @@ def settle_models(recipe: Recipe, folder: RunFolder, handed_in: tuple[Any, Any] 
             export_weights(target, place)
         sources[section] = target.source if is_model else str(place.resolve())
         merged = ", its adapter merged" if run.recipe().model.lora.rank else ""
-        said.append(f"{section}: {source} is a run; taking {target.words}{merged}")
-    if said and folder.recipe_file.is_file():
+        messages.append(f"{section}: {source} is a run; using {target.description}{merged}")
+    if messages and folder.recipe_file.is_file():
         write_whole(folder.recipe_file, dump_recipe(replace_sources(recipe, sources)))
-    return sources, said
+    return sources, messages
 
 
 def replace_sources(recipe: Recipe, sources: Mapping[str, str]) -> Recipe:

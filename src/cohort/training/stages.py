@@ -1,7 +1,8 @@
-"""What the loop does around an update, each a function of (parts, state): check, observe, finish, save; and evaluation."""
+"""The stages around an update, as functions of (run, state): check, observe, finish, save; and evaluation."""
 
 from __future__ import annotations
 
+import math
 import platform
 import resource
 import time
@@ -12,66 +13,63 @@ from typing import Any
 
 import torch
 
+from cohort.algorithms.refill import explain_difficulty
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.interrupts import InterruptedAgain, defer_interrupts
 from cohort.base.stopwatch import Laps, Stopwatch
+from cohort.base.text import write_count
 from cohort.engine import sample_groups
 from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
-from cohort.observe.early_stop import find_reason_to_stop, list_training_sets, name_absent_metrics, read_best
+from cohort.observe.early_stop import find_reason_to_stop, name_absent_metrics, read_best
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.ranks import make_rank_metrics, make_record
-from cohort.observe.rollouts import list_rows
+from cohort.observe.rollouts import append_rows, choose_groups, choose_rows, list_rows, write_tokens
 from cohort.recipe.rules import list_trusted_sources, name_reward
 from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
-from cohort.training.drawing import group_rollouts
-from cohort.training.judging import RewardJudge
-from cohort.training.kl_control import move_coefficient
-from cohort.training.parts import Parts, TrainingParts
-from cohort.training.recording import record_step
-from cohort.training.state import Save, TrainState
+from cohort.training.rollouts import Collection, RewardScorer, group_rollouts
+from cohort.training.run import Run, TrainingRun
+from cohort.training.state import Batch, Save, TrainState
+from cohort.training.trace import make_token_rows
 from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, merge_update_metrics
 from cohort.types import NoiseKey, Prompt, Rollout, Sampling
 
 CHECKED_UPDATES = 2
-"""Of a process: its first step, and the one after, where a copy or cache that missed the update shows."""
-SILENT_STEPS = 5
-"""Steps from the first on without a single score after which a run ends."""
+"""Updates checked per process: the first step, and the next one, where a copy or cache that missed the first update shows."""
+UNSCORED_STEPS = 5
+"""A run ends with an error if its first steps, this many, have no score at all."""
 QUIET_STEPS = 10
-"""Steps between two messages that the batch could not be filled; the metrics tell of every one."""
+"""Steps between two messages about incomplete batches; the metrics record each one."""
 
 
-def say_why_not_full(parts: Parts, state: TrainState, reason: str) -> None:
-    """Tell that dynamic sampling could not fill the batch, but not in every step."""
-    if reason and state.step + 1 >= state.quiet_until:
-        state.quiet_until = state.step + 1 + QUIET_STEPS
-        parts.monitors.on_message(reason)
+def report_shortfall(run: Run, state: TrainState, groups: Collection) -> None:
+    """Print that dynamic sampling could not fill the batch, at most every QUIET_STEPS steps."""
+    step = state.step + 1
+    if groups.is_short and step >= state.quiet_until:
+        state.quiet_until = step + QUIET_STEPS
+        run.monitors.on_message(explain_difficulty(groups.counts, step, groups.wanted))
 
 
-def say_idle_ranks(parts: Parts, state: TrainState, micro_batches: int) -> None:
-    """Tell, once, that an update has fewer micro-batches than there are ranks to compute them."""
-    idle = parts.world.size - micro_batches
-    if idle > 0 and micro_batches and not state.idle_said:
-        state.idle_said = True
-        parts.monitors.on_message(
-            f"warning: {parts.world.size} ranks share the {micro_batches} micro-batch{'' if micro_batches == 1 else 'es'} of an update, so {idle} of them "
-            f"{'has' if idle == 1 else 'have'} nothing to train on. Lower train.micro_batch_tokens (now "
-            f"{parts.recipe.train.micro_batch_tokens}), or start fewer ranks"
+def check_before_update(run: Run, state: TrainState, meter: UpdateMeter) -> None:
+    """Before the first update on a batch: warn once of idle ranks; check that engine, trainer and reference are the same policy."""
+    micro_batches = len(meter.measured)
+    idle = run.world.size - micro_batches
+    if idle > 0 and micro_batches and not state.warned_of_idle_ranks:
+        state.warned_of_idle_ranks = True
+        run.monitors.on_message(
+            f"warning: an update has {micro_batches} micro-batch{'es' * (micro_batches != 1)} for {run.world.size} ranks, so "
+            f"{write_count(idle, 'rank')} will be idle. Lower train.micro_batch_tokens (now {run.recipe.train.micro_batch_tokens}), or "
+            "start fewer ranks"
         )
-
-
-def check_before_update(parts: Parts, state: TrainState, meter: UpdateMeter) -> None:
-    """Before the first update on a fresh batch: engine, trainer and reference are the same policy, and no rank is there for nothing."""
-    say_idle_ranks(parts, state, len(meter.measured))
-    compared = meter.mismatch or (meter.kl_max and state.policy_version == 0)  # what was sampled ahead is of another version
+    compared = meter.mismatch or (meter.kl_max and state.policy_version == 0)  # batches ahead come from another version
     if state.updates_checked == CHECKED_UPDATES or state.update_metrics or not compared:
         return
-    model, own_attention = parts.policy.model, bool(parts.policy.attention_configs)
-    limit = find_mismatch_limit(model, parts.engine.capabilities.rounding)
+    model, own_attention = run.policy.model, bool(run.policy.attention_configs)
+    limit = find_mismatch_limit(model, run.engine.capabilities.rounding)
     check_same_policy(meter, limit, kl_limit(model, own_attention) if state.policy_version == 0 else None)
     state.updates_checked += 1
 
@@ -79,193 +77,185 @@ def check_before_update(parts: Parts, state: TrainState, meter: UpdateMeter) -> 
 # -- after the updates of a step ---------------------------------------------------------------------------------------
 
 
-def observe_step(parts: TrainingParts, state: TrainState, watch: Stopwatch) -> None:
-    """Write down what the step did, and evaluate where the recipe says so.
+def observe_step(run: TrainingRun, state: TrainState, watch: Stopwatch) -> None:
+    """Record the step, and evaluate if due.
 
-    The step is not finished yet: a kill in here repeats the observation from the saved batch and loses no row.
+    The step is not finished yet: after a kill in here, the saved batch is observed again and no row is lost.
     """
-    recipe, step, batch = parts.recipe, state.step + 1, state.batch
+    recipe, step, batch = run.recipe, state.step + 1, state.batch
     assert batch is not None
-    row: dict[str, Any] = {
-        "step": step,
-        **batch.metrics,
-        **merge_update_metrics(state.update_metrics),
-        **state.constant_metrics,
-    }
-    row["rollout/epoch"] = parts.stream.epoch(state.cursor + batch.prompts_taken)
+    row: dict[str, Any] = {"step": step} | batch.metrics | merge_update_metrics(state.update_metrics) | state.constant_metrics
+    row["rollout/epoch"] = run.stream.epoch(state.cursor + batch.prompts_taken)
     row["optim/policy_version"] = state.policy_version
-    if parts.reference:
+    if run.reference:
         row["loss/kl_coef"] = state.kl_coef
-    row |= parts.stream.metrics()
+    row |= run.stream.metrics()
     found = signs.find_signs(batch.rollouts)
     row |= found.metrics
     if found.evidence:
         row["evidence"] = found.evidence
     if recipe.monitors.rollouts_every and step % recipe.monitors.rollouts_every == 0:
-        parts.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
+        run.folder.write_rollouts(step, batch.rollouts, batch.advantages_N)
     watch.lap("observe")
     every = recipe.evaluation.every_steps
-    if parts.evaluation_sets and every and step % every == 0 and step < recipe.train.num_steps:
-        result = evaluate_policy(parts, state, "during", step)
-        remember_best(parts, state, result)
+    if run.evaluation_sets and every and step % every == 0 and step < recipe.train.num_steps:
+        result = evaluate_policy(run, state, "during", step)
+        remember_best(run, state, result)
         row |= result.metrics()
         watch.lap("evaluate")
     written = {name: value for name, value in row.items() if not name.startswith("tokens/")}
-    parts.monitors.on_metrics(written | measure_step(parts, state, row, watch))
-    record_step(parts, state, step)
+    run.monitors.on_metrics(written | measure_step(run, state, row, watch))
+    record_step(run, state, step)
     shown = recipe.monitors.show_every
     if shown and (step == 1 or step % shown == 0):
-        parts.monitors.on_rollouts(step, list_rows(step, batch.rollouts, batch.advantages_N))
-    state.stops_because = parts.world.on_main(lambda: find_reason_to_stop(recipe, parts.folder, written))
+        run.monitors.on_rollouts(step, list_rows(step, batch.rollouts, batch.advantages_N))
+    state.stop_reason = run.world.on_main(lambda: find_reason_to_stop(recipe, run.folder, written))
     for sentence in name_absent_metrics(recipe, written):
-        parts.monitors.on_message(f"warning: {sentence}")
+        run.monitors.on_message(f"warning: {sentence}")
     watch.lap("observe")
 
 
-def measure_step(parts: TrainingParts, state: TrainState, row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
-    """Seconds by stage since the last row, how fast that was, and how several ranks went together."""
+def measure_step(run: TrainingRun, state: TrainState, row: Mapping[str, Any], watch: Stopwatch) -> dict[str, float]:
+    """Seconds by stage since the last row, speeds, and the balance of several ranks."""
     laps = state.watch.take() if state.watch else Laps()
     laps.add_all(watch.take())
     state.watch = watch
-    memory = measure_peak_memory(parts.policy.device)
-    measured = make_time_metrics(laps.seconds) | make_speed_metrics(row, laps.seconds, find_costs(parts))
+    memory = measure_peak_memory(run.policy.device)
+    measured = make_time_metrics(laps.seconds) | make_speed_metrics(row, laps.seconds, find_costs(run))
     measured["perf/peak_memory_gib"] = memory
     if "checkpoint" in laps.seconds and state.saves and state.saves[-1].size:
         measured["perf/checkpoint_bytes_per_second"] = state.saves[-1].size / max(state.saves[-1].seconds, 1e-9)
-    if parts.world.size > 1:
-        records = parts.world.gather([make_record(parts.world.rank, platform.node(), laps, memory)])
-        parts.monitors.on_ranks(row["step"], records)
+    if run.world.size > 1:
+        records = run.world.gather([make_record(run.world.rank, platform.node(), laps, memory)])
+        run.monitors.on_ranks(row["step"], records)
         measured |= make_rank_metrics(records, {**row, **measured})
     return measured
 
 
-def find_costs(parts: TrainingParts) -> Costs | None:
-    """What training on a token costs, where that can be held against a known peak: 16-bit matrices on a known GPU."""
-    model = parts.policy.model
-    if parts.policy.device.type != "cuda" or model.dtype.itemsize != 2 or not isinstance(parts.critic, NoCritic):
+def find_costs(run: TrainingRun) -> Costs | None:
+    """The cost of training on a token, if the GPU's peak is known and weights have 16 bits; else None."""
+    model = run.policy.model
+    if run.policy.device.type != "cuda" or model.dtype.itemsize != 2 or not isinstance(run.critic, NoCritic):
         return None
     trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
-    name = torch.cuda.get_device_name(parts.policy.device)
-    return Costs.of(model.config, name, frozen_base=2 * trained < parts.policy.num_parameters, ranks=parts.world.size)
+    name = torch.cuda.get_device_name(run.policy.device)
+    return Costs.of(model.config, name, frozen_base=2 * trained < run.policy.num_parameters, ranks=run.world.size)
 
 
-def finish_step(parts: TrainingParts, state: TrainState) -> None:
-    """The step counts as done, and everything that follows the policy follows it, in one move."""
+def finish_step(run: TrainingRun, state: TrainState) -> None:
+    """Count the step as finished and update what follows the policy (reference, KL coefficient), without interruption."""
     assert state.batch is not None
     with defer_interrupts():
         kl = merge_update_metrics(state.update_metrics).get("loss/kl_per_completion")
-        state.kl_coef = move_coefficient(parts.recipe.algorithm.kl_coef, parts.recipe.algorithm.kl_target, state.kl_coef, kl)
-        parts.stream.record(state.batch.verdicts)
+        state.kl_coef = move_coefficient(run.recipe.algorithm.kl_coef, run.recipe.algorithm.kl_target, state.kl_coef, kl)
+        run.stream.record(state.batch.verdicts)
         state.finish_step()
-        if parts.reference:
-            parts.reference.follow(parts.policy, state.step)
-    lap(state, "reference" if parts.reference else "observe")
-    refuse_silent_rewards(parts.recipe, state)
+        if run.reference:
+            run.reference.follow(run.policy, state.step)
+    charge_time(state, "reference" if run.reference else "observe")
+    refuse_unscored_run(run.recipe, state)
 
 
-def refuse_silent_rewards(recipe: Recipe, state: TrainState) -> None:
-    """A run of which nothing was ever scored learns nothing, shows no bad number and must not end well."""
-    patience = min(SILENT_STEPS, recipe.train.num_steps)
+def refuse_unscored_run(recipe: Recipe, state: TrainState) -> None:
+    """Refuse to go on if no completion has ever been scored: such a run learns nothing, and no metric shows it."""
+    patience = min(UNSCORED_STEPS, recipe.train.num_steps)
     learns_otherwise = recipe.algorithm.data not in SAMPLED or recipe.teacher.source
     if state.scored_steps or learns_otherwise or (state.step < patience and not state.stopped):
         return
     names = ", ".join(repr(name_reward(reward)) for reward in recipe.rewards)
     raise RewardError(
-        f"rewards: not one completion of the first {state.step} steps has a score: {names} returned None for all of them, so nothing "
-        "was learned. None means no opinion; return 0.0 for what is wrong, and look for a path without `return`. Then go on with: cohort "
+        f"rewards: no completion of the first {state.step} steps has a score: {names} returned None for all of them, so nothing was "
+        "learned. None means no opinion; return 0.0 for wrong answers, and look for a path without `return`. Then resume with: cohort "
         "resume"
     )
 
 
-def save_if_due(parts: Parts, state: TrainState) -> None:
-    every = parts.recipe.checkpoints.every_steps
+def save_if_due(run: Run, state: TrainState) -> None:
+    every = run.recipe.checkpoints.every_steps
     if state.best_step == state.step or (every and state.step % every == 0):
-        save_run(parts, state)
-        lap(state, "checkpoint")
+        save_run(run, state)
+        charge_time(state, "checkpoint")
 
 
-def lap(state: TrainState, stage: str) -> None:
-    """Charge what came after a row to the stage; it stands in the row of the next step."""
+def charge_time(state: TrainState, stage: str) -> None:
+    """Charge the time since the last row to the stage, in the row of the next step."""
     if state.watch:
         state.watch.lap(stage)
 
 
-def save_run(parts: Parts, state: TrainState) -> None:
-    """A checkpoint of now, the ones that are too many taken away, and the pointer to the best."""
-    state.seconds, began = parts.clock.read(), time.monotonic()
-    there = (parts.folder.checkpoints / state.checkpoint_name).is_dir()
-    snapshot = state.make_snapshot()  # by all ranks: where they share a model out, each brings its slices
-    saved = checkpoint.save_together(parts.world, parts.folder.checkpoints, state.checkpoint_name, snapshot)
-    size = parts.world.on_main(lambda: tidy_checkpoints(parts, state, saved))
-    state.saves.append(Save(time.monotonic() - began, 0 if there else size))
+def save_run(run: Run, state: TrainState) -> None:
+    """Save a checkpoint, delete old ones, and update best.json."""
+    began = time.monotonic()
+    state.seconds = began - run.began
+    exists = (run.folder.checkpoints / state.checkpoint_name).is_dir()
+    snapshot = state.make_snapshot()  # on all ranks: of a sharded model each rank contributes its shards
+    saved = checkpoint.save_together(run.world, run.folder.checkpoints, state.checkpoint_name, snapshot)
+    size = run.world.on_main(lambda: prune_checkpoints(run, state, saved))
+    state.saves.append(Save(time.monotonic() - began, 0 if exists else size))
 
 
-def save_last_state(parts: Parts, state: TrainState, signal: Interrupted | None) -> str:
-    """Save a run that ends, unless a second signal has come, and return a sentence about it.
+def save_last_state(run: Run, state: TrainState, signal: Interrupted | None) -> str:
+    """Save a run that ends, unless a second signal arrives; returns a message about it.
 
     A full disk must not hide why the run ends; earlier checkpoints stay valid.
     """
     try:
         if isinstance(signal, InterruptedAgain):
             raise signal
-        save_run(parts, state)
+        save_run(run, state)
     except InterruptedAgain as again:
-        return describe_unsaved(parts, state, again)
+        return describe_unsaved(run, state, again)
     except (OSError, CheckpointError, RankError) as problem:
-        parts.monitors.on_message(f"the last steps could not be saved: {problem}")
+        run.monitors.on_message(f"the last steps could not be saved: {problem}")
         return f"{signal}: not saved"
     return f"{signal}: saved"
 
 
-def describe_unsaved(parts: Parts, state: TrainState, signal: InterruptedAgain) -> str:
-    kept = [folder.name for folder in checkpoint.list_checkpoints(parts.folder.checkpoints)]
+def describe_unsaved(run: Run, state: TrainState, signal: InterruptedAgain) -> str:
+    kept = [folder.name for folder in checkpoint.list_checkpoints(run.folder.checkpoints)]
     if state.checkpoint_name in kept:
         return f"{signal}: saved"
     here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
-    left = (
-        f"The newest checkpoint is {kept[-1]}, and the run resumes from it"
-        if kept
-        else "No checkpoint exists: the run starts again"
-    )
+    left = f"The newest checkpoint is {kept[-1]}" if kept else "No checkpoint exists: the run starts again"
     return f"{signal}, a second signal: nothing was saved after {here}. {left}"
 
 
-def tidy_checkpoints(parts: Parts, state: TrainState, saved: Path) -> int:
-    """Take away those that are too many, and point to the best. Bytes of the one that was saved."""
-    keep = parts.recipe.checkpoints.keep
-    checkpoint.prune_checkpoints(parts.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
+def prune_checkpoints(run: Run, state: TrainState, saved: Path) -> int:
+    """Delete old checkpoints and update best.json; returns the bytes of the one just saved."""
+    keep = run.recipe.checkpoints.keep
+    checkpoint.prune_checkpoints(run.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
     if state.best_step >= 0:
-        best = {"checkpoint": f"step-{state.best_step}", **describe_best(parts.recipe, state)}
-        parts.folder.write_json(parts.folder.checkpoints / "best.json", best)
+        best = {"checkpoint": f"step-{state.best_step}", **describe_best(run.recipe, state)}
+        run.folder.write_json(run.folder.checkpoints / "best.json", best)
     return sum(size for size, _ in checkpoint.list_files(saved).values())
 
 
 def sample_rollouts(
-    parts: Parts, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, step: int, policy_version: int = 0
+    run: Run, prompts: Sequence[Prompt], sampling: Sampling, noise: NoiseKey, step: int, policy_version: int = 0
 ) -> list[Rollout]:
-    """Rollouts outside of the loop, group after group, judged by the reward functions."""
-    completions_PG = sample_groups(parts.engine, prompts, sampling, noise, world=parts.world)
-    outcomes = RewardJudge(parts.rewards, parts.recipe).score(prompts, completions_PG, step, Stopwatch()).outcomes
+    """Rollouts outside the loop, group after group, scored by the reward functions."""
+    completions_PG = sample_groups(run.engine, prompts, sampling, noise, world=run.world)
+    outcomes = RewardScorer(run.rewards, run.recipe).score(prompts, completions_PG, step, Stopwatch()).outcomes
     return [rollout for group in group_rollouts(prompts, completions_PG, outcomes, policy_version) for rollout in group]
 
 
-def sync_engine(parts: Parts, state: TrainState) -> None:
-    """Before anybody samples from the policy outside of the loop: the engine has its weights."""
-    parts.engine.sync(parts.policy.read_weights(), state.policy_version)
+def sync_engine(run: Run, state: TrainState) -> None:
+    """Give the engine the current weights, before sampling outside the loop."""
+    run.engine.sync(run.policy.read_weights(), state.policy_version)
 
 
-def describe_end(parts: Parts, state: TrainState) -> dict[str, Any]:
-    """What the summary of a run says of its work, however it ended."""
+def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
+    """The part of summary.json that describes training, however the run ended."""
     summary: dict[str, Any] = {
         "steps": state.step,
-        "seconds": round(parts.clock.read(), 2),
-        "parameters": parts.policy.num_parameters,
-        "peak_memory_gib": round(measure_peak_memory(parts.policy.device), 4),
+        "seconds": round(time.monotonic() - run.began, 2),
+        "parameters": run.policy.num_parameters,
+        "peak_memory_gib": round(measure_peak_memory(run.policy.device), 4),
     }
     if state.products:
         summary["products"] = state.products
-    if parts.world.launched:
-        summary["ranks"] = parts.world.size
+    if run.world.launched:
+        summary["ranks"] = run.world.size
     if written := [save.size for save in state.saves if save.size]:
         summary["saving"] = {
             "count": len(written),
@@ -273,59 +263,59 @@ def describe_end(parts: Parts, state: TrainState) -> dict[str, Any]:
             "longest": round(max(save.seconds for save in state.saves), 3),
             "bytes": written[-1],
         }
-    if trusted := list_trusted_sources(parts.recipe):
+    if trusted := list_trusted_sources(run.recipe):
         summary["trust_remote_code"] = trusted
-    if jail := parts.rewards.jail:
+    if jail := run.rewards.jail:
         summary["jail"] = jail
     if state.stopped:
         summary["stopped"] = state.stopped
     if state.best_step >= 0:
-        summary["best"] = {"step": state.best_step, **describe_best(parts.recipe, state)}
+        summary["best"] = {"step": state.best_step, **describe_best(run.recipe, state)}
     return summary
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------
 
 
-def evaluate_policy(parts: Parts, state: TrainState, label: str, step: int) -> Evaluation:
-    """Held-out evaluation of the policy as it is now, written to the run folder."""
-    sync_engine(parts, state)
-    recipe = parts.recipe.evaluation
-    sets = dict(parts.evaluation_sets)
+def evaluate_policy(run: Run, state: TrainState, label: str, step: int) -> Evaluation:
+    """Evaluate the current policy on the held-out sets and write the result to the run folder."""
+    sync_engine(run, state)
+    recipe = run.recipe.evaluation
+    sets = dict(run.evaluation_sets)
     if label == "during":
-        sets = {name: sets[name][: recipe.every_problems] for name in list_training_sets(parts.recipe)}
+        sets = {name: sets[name][: recipe.every_problems] for name in list_training_sets(run.recipe)}
     result = evaluate(
-        parts.engine,
+        run.engine,
         sets,
-        {name: parts.rewards.for_set(name) for name in sets},
-        sampling=make_evaluation_sampling(parts.recipe, parts.sampling),
-        seed=parts.recipe.seed,
+        {name: run.rewards.for_set(name) for name in sets},
+        sampling=make_evaluation_sampling(run.recipe, run.sampling),
+        seed=run.recipe.seed,
         step=step,
-        num_steps=parts.recipe.train.num_steps,
+        num_steps=run.recipe.train.num_steps,
         greedy=recipe.greedy and label != "during",
         resamples=recipe.resamples,
         label=label,
-        world=parts.world,
+        world=run.world,
     )
     if label in ("before", "after"):
-        parts.folder.write_samples(label, result.examples)
-    parts.monitors.on_evaluation(result.to_json())
+        run.folder.write_samples(label, result.examples)
+    run.monitors.on_evaluation(result.to_json())
     return result
 
 
-def remember_best(parts: Parts, state: TrainState, result: Evaluation) -> None:
-    """Best by what checkpoints.best names; the loss says nothing about it. The final evaluation competes too, on the problems of the others."""
-    score = score_for_best(parts.recipe, result) if parts.recipe.checkpoints.best else []
+def remember_best(run: Run, state: TrainState, result: Evaluation) -> None:
+    """Update the best checkpoint, by the measure that checkpoints.best names. The final evaluation competes on the same problems."""
+    score = score_for_best(run.recipe, result) if run.recipe.checkpoints.best else []
     if score > state.best_score:
         state.best_score, state.best_step = score, result.step
-        if result.label == "after":  # its checkpoint is there already: this moves the pointer and prunes
-            save_run(parts, state)
+        if result.label == "after":  # its checkpoint exists: this updates best.json and deletes old ones
+            save_run(run, state)
 
 
 def score_for_best(recipe: Recipe, result: Evaluation) -> list[float]:
-    """[measure, reward] on the first problems of the set, which every evaluation holds, the looks while training too; [] without scores.
+    """[measure, reward] on the first problems of the set, which every evaluation includes; [] without scores.
 
-    Without a verdict the measure is -1, so that the reward alone decides.
+    Without a verdict the measure is -1, so that only the reward decides.
     """
     name, measure = read_best(recipe)
     verdicts, first = result.per_problem[name], recipe.evaluation.every_problems
@@ -339,14 +329,14 @@ def score_for_best(recipe: Recipe, result: Evaluation) -> list[float]:
 
 
 def describe_best(recipe: Recipe, state: TrainState) -> dict[str, Any]:
-    """By what the best checkpoint was chosen, and what it has of it."""
+    """The set, measure and value by which the best checkpoint was chosen."""
     name, measure = read_best(recipe)
     by_reward = state.best_score[:1] == [-1.0]
     return {"set": name, "measure": "reward" if by_reward else measure, "value": next(iter(state.best_score[by_reward:]), None)}
 
 
 def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
-    """Evaluation draws as [evaluation] says; only the stop ids, and by default the length, are those of training."""
+    """Sampling settings of [evaluation]. The stop ids, and by default the length, are those of training."""
     settings = recipe.evaluation
     return Sampling(
         group_size=settings.samples,
@@ -359,7 +349,74 @@ def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
 
 
 def measure_peak_memory(device: torch.device) -> float:
-    """The most memory held at once so far: of the GPU the policy is on, else of the process."""
+    """Peak memory in GiB: of the policy's GPU, or of this process."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+# -- adaptive KL coefficient -------------------------------------------------------------------------------------------
+
+LARGEST_ERROR = 0.2
+WIDEST_FACTOR = 1000.0
+HORIZON = 10.0
+"""Steps in which a steady error of e changes the coefficient by a factor of about exp(e)."""
+
+
+def move_coefficient(start: float, target: float, coef: float, kl_per_completion: float | None) -> float:
+    """The KL coefficient after a step, moved towards the value that keeps the KL at its target.
+
+    Ziegler et al. 2019 (arXiv 1909.08593, section 2.2), a proportional controller on the logarithm of the coefficient:
+
+        error = clip(kl / target - 1, -0.2, 0.2)        coef <- coef * (1 + error / horizon)
+
+    One unusual step moves it by at most 2 % (horizon 10, the paper's gain of 0.1); a coefficient that is wrong by a factor of 100 is
+    corrected in about 230 steps. Unlike the paper, the coefficient stays within a factor of 1000 of `start`, the recipe's value: while
+    little is learned the KL is below its target, and the coefficient would otherwise shrink without limit.
+
+    target and KL are in nats summed over a completion. target 0: the coefficient is constant. A KL of None, or one that is not finite,
+    was not measured and changes nothing.
+    """
+    if not target or kl_per_completion is None or not math.isfinite(kl_per_completion):
+        return coef
+    error = min(LARGEST_ERROR, max(-LARGEST_ERROR, kl_per_completion / target - 1.0))
+    return min(start * WIDEST_FACTOR, max(start / WIDEST_FACTOR, coef * (1.0 + error / HORIZON)))
+
+
+# -- records of a step -------------------------------------------------------------------------------------------------
+
+
+def record_step(run: Run, state: TrainState, step: int) -> None:
+    """Write the step's records and tokens to the run folder, on the main rank. An error is reported once and does not stop the run."""
+    settings, watch, batch = run.recipe.monitors, run.monitors.watch, state.batch
+    assert batch is not None
+    if not run.folder.owned:
+        return
+    try:
+        named, new = (watch.list_named_rows(step), watch.list_named_rows(step, new=True)) if watch else ([], [])
+        if settings.rollouts_every and step % settings.rollouts_every == 0:
+            append_rows(run.folder.index_file, step, batch.rollouts, batch.advantages_N, named)
+        if settings.tokens_every:
+            due = step == 1 or step % settings.tokens_every == 0
+            record_tokens(run, state, batch, step, new, due)
+    except Exception as problem:
+        run.monitors.note_failure(run.folder, "record_step", problem)
+
+
+def record_tokens(run: Run, state: TrainState, batch: Batch, step: int, named: Sequence[int], due: bool) -> None:
+    """Write single tokens of the groups of the named rollouts and, if due, of a few informative groups."""
+    if not (named or due):
+        return
+    rewards: dict[int, list[float | None]] = {}
+    members: dict[int, list[int]] = {}
+    for row, rollout in enumerate(batch.rollouts):
+        rewards.setdefault(rollout.group, []).append(rollout.outcome.reward)
+        members.setdefault(rollout.group, []).append(row)
+    groups = choose_groups(rewards, [batch.rollouts[row].group for row in named], due)
+    if not groups:
+        return
+    lengths_N = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
+    chosen = choose_rows(groups, members, lengths_N, batch.advantages_N)
+    pieces, algorithm = run.policy.codec.pieces, run.recipe.algorithm
+    rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, pieces)
+    write_tokens(run.folder.tokens_file(step), step, rows)

@@ -1,15 +1,14 @@
-"""What a run has earned so far: everything that must survive a kill, and how it is saved and restored.
+"""The training state that a checkpoint saves, and how it is saved and restored.
 
-The state is small because the rest is keyed: prompts follow from the cursor, noise from the step, minibatches from the
-seed and the step. What cannot be derived is here: weights, optimizer, counters, and the batch of an unfinished step.
+The state is small because most of a run follows from keys: prompts from the cursor, noise from the step, minibatches from the seed and
+the step. It holds only what cannot be derived: weights, optimizer, counters, and the batch of an unfinished step.
 """
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from pathlib import Path
+from itertools import takewhile
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -18,13 +17,12 @@ from torch import Tensor
 from cohort.base.interrupts import defer_interrupts
 from cohort.base.processes import freeze_objects
 from cohort.base.stopwatch import Stopwatch
-from cohort.base.trees import reach
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.examples import VECTORS, Example, Examples, join_examples
 from cohort.model.optim import Optimizer
 from cohort.model.packing import Layouts, Minibatch
 from cohort.training import checkpoint
-from cohort.training.encoding import decode_rollouts, encode_rollouts
+from cohort.training.rollouts import decode_rollouts, encode_rollouts
 from cohort.training.trace import TokenTrace
 from cohort.training.updates import UpdateMeter
 from cohort.types import Prompt, Rollout
@@ -32,44 +30,52 @@ from cohort.types import Prompt, Rollout
 
 @dataclass(frozen=True)
 class Batch:
-    """What one step collected and now trains on."""
+    """What a step collected and trains on."""
 
     rollouts: list[Rollout]
     advantages_N: list[float]
     examples: Examples
     plan: list[list[int]]
-    """Examples of each optimizer step of this step."""
+    """Example indices of each optimizer step."""
     metrics: dict[str, float]
-    """Metrics of the collecting half of the step."""
+    """Metrics of collecting and crediting the rollouts."""
     prompts_taken: int
     """Prompts that the step took from the stream, trained on or not."""
     verdicts: dict[int, tuple[int, int]]
-    """Prompt -> (successes, verdicts) of every group drawn."""
+    """Prompt index -> (successes, verdicts), for all groups drawn."""
     keyed: bool = True
-    """Whether collecting it again would give the same; one that is not is saved even before its first update."""
+    """Whether collecting again would return the same batch; otherwise it is saved even before its first update."""
     layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)
-    """Minibatches laid out so far. No part of a checkpoint: they follow from the examples."""
+    """Cached layouts of minibatches. Not saved: they follow from the examples."""
 
     @property
     def any_scored(self) -> bool:
-        """Whether any reward function said anything, of what is trained on or of a group that was drawn and left out."""
+        """Whether any completion has a score, including groups that were drawn but not trained on."""
         judged = any(count for _, count in self.verdicts.values())
         return judged or any(rollout.outcome.reward is not None for rollout in self.rollouts)
 
 
 class Component(Protocol):
-    """Something beside the policy that a checkpoint must hold: critic, moving reference, choice of prompts, reward model."""
+    """A stateful component that a checkpoint saves besides the policy: critic, moving reference, choice of prompts, reward model."""
 
     def state(self) -> tuple[Mapping[str, Any], dict[str, Any]]:
-        """(tensors, or arrays of numpy, by name; what JSON holds)."""
+        """(tensors or numpy arrays by name, JSON)."""
         ...
 
     def load_state(self, tensors: Mapping[str, Any], document: Mapping[str, Any], /) -> None: ...
 
 
-@dataclass
-class Record:
-    """The plain part of the state: what state.json holds of it, field by field."""
+class Save(NamedTuple):
+    """The cost of saving once."""
+
+    seconds: float
+    size: int
+    """Bytes; 0 if the checkpoint existed already."""
+
+
+@dataclass(kw_only=True)
+class TrainState:
+    """Weights, optimizer, counters and batch of a run. state.json holds the fields before `optimizer`."""
 
     phase: str = "train"
     """"cold_start" or "train"."""
@@ -81,97 +87,76 @@ class Record:
     seconds: float = 0.0
     best_step: int = -1
     best_score: list[float] = field(default_factory=list)
-    """Of the best checkpoint: the measure it was chosen by, and the reward, which decides ties."""
+    """Measure of the best checkpoint, and its reward, which decides ties."""
     slots: int = 0
-    """Completions decoded side by side, chosen once: another number could flip near-ties after a resume."""
+    """Completions decoded in parallel. Chosen once: another number could flip near-ties after a resume."""
     data_digest: str = ""
-    """Of the prompts and demonstrations: a resumed run must go on with the same ones."""
+    """Digest of the prompts and demonstrations, which must not change within a run."""
     base_digest: str = ""
-    """With LoRA, of the frozen base, which no checkpoint holds: a resumed run must go on with the same one."""
+    """With LoRA, digest of the frozen base, which no checkpoint holds and which must not change within a run."""
     start_digest: str = ""
-    """Of the starting weights, where they are needed again as the reference."""
-    evaluation_digests: dict[str, str] | None = None
-    """Of the problems of each evaluation set; None: a checkpoint from before they were written down."""
+    """Digest of the starting weights, if the reference needs them again."""
+    evaluation_digests: dict[str, str] = field(default_factory=dict)
+    """Digests of the problems of each evaluation set."""
     files: dict[str, dict[str, str]] = field(default_factory=dict)
-    """By place (`model.source`): digests of the files there that a resume reads again; see read_again.py."""
+    """Recipe key (`model.source`) -> digests of the files that a resume reads again; see resume_checks.py."""
     recipe: dict[str, Any] = field(default_factory=dict)
-    """As it was when the run was saved, so that an edit in between is mentioned."""
+    """The recipe when the state was saved, so that a resume can report edits."""
     baseline: dict[str, Any] = field(default_factory=dict)
-    """The evaluation before training, once it is made: it cannot be made again later."""
+    """The evaluation before training, which cannot be repeated later."""
     kl_coef: float = 0.0
-    """Weight of the KL as it is now; a target KL moves it."""
+    """Current weight of the KL; a target KL changes it."""
     iteration: int = 0
     """Finished fits of the reward model."""
     fitted_at: int = -1
-    """Step after which the last of them was made."""
+    """Step after which the last fit was made."""
     scored_steps: int = 0
-    """Finished steps in which anything was scored."""
+    """Finished steps with at least one score."""
     sums: str = ""
-    """How gradients are added, "exact" or "fast": a run goes on as it was begun."""
+    """How gradients are summed, "exact" or "fast"; constant within a run."""
     products: str = ""
     """The library of float32 products on a CPU, "mkl" or "onednn" (ops/products.py); "": on another device."""
     threads: int = 0
-    """Of each process when the run was saved: another number rounds differently."""
+    """Threads per process when the state was saved; another number rounds differently."""
     stopped: str = ""
-    """Why the run ends with the step that was finished last, before its last one; "": it does not."""
-
-
-RECORDED = tuple(one.name for one in fields(Record))
-
-
-class Save(NamedTuple):
-    """What saving once cost."""
-
-    seconds: float
-    """In which nothing else was done."""
-    size: int
-    """Bytes; 0 where there was nothing new to write."""
-
-
-@dataclass(kw_only=True)
-class TrainState(Record):
+    """Why the run ends early, after the last finished step; "": it continues."""
     optimizer: Optimizer
     components: dict[str, Component] = field(default_factory=dict)
-    """The rest of what a checkpoint holds, by name; see `attach`."""
-    found: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
-    """State of components that the checkpoint held and that are not attached yet."""
+    """Other saved components by name; see `attach`."""
+    unattached: dict[str, tuple[dict[str, Tensor], dict[str, Any]]] = field(default_factory=dict)
+    """State from the checkpoint of components that are not attached yet."""
     batch: Batch | None = None
     update_metrics: list[dict[str, float]] = field(default_factory=list)
-    """One entry per optimizer step already taken on the unfinished batch."""
+    """Metrics of each optimizer step already taken on the unfinished batch."""
     trace: TokenTrace = field(default_factory=TokenTrace)
-    """What these showed of single tokens, where they are written down."""
-    # -- of this process alone; no part of a checkpoint ------------------------------------------------------------------
+    """Token values of these optimizer steps, if they are recorded."""
+    # -- of this process; not saved ---------------------------------------------------------------------------------------
     constant_metrics: dict[str, float] = field(default_factory=dict)
-    """Written into the row of every step: what the last fit of the reward model measured."""
+    """Metrics of the last reward-model fit, repeated in the row of every step."""
     updates_checked: int = 0
-    """How often engine, trainer and reference were found to be the same policy."""
-    idle_said: bool = False
-    """Whether it was said that there are more ranks than micro-batches."""
+    """Number of updates before which engine, trainer and reference were found to be the same policy."""
+    warned_of_idle_ranks: bool = False
     quiet_until: int = 0
-    """Step before which nothing more is said about a batch that could not be filled."""
-    stops_because: str = ""
-    """What the row of the step says of going on; it counts once the step is finished."""
+    """Step before which no further message about an incomplete batch is printed."""
+    stop_reason: str = ""
+    """Becomes `stopped` when the step is finished."""
     saves: list[Save] = field(default_factory=list)
-    """Every time that this process has saved, the last one included, which no row comes after."""
+    """All saves of this process."""
     watch: Stopwatch | None = None
-    """Of the step whose row was written last. Saving comes after a row, so its seconds stand in the row of the next step."""
+    """The stopwatch of the last recorded step. Saving comes after its row, so its seconds count in the row of the next step."""
 
     @property
     def policy_version(self) -> int:
         return self.optimizer.updates if self.phase == "train" else 0
 
     def attach(self, name: str, component: Component) -> None:
-        """Save this component from now on; if the run was resumed, give it the state it had."""
+        """Save this component from now on, and restore its state if the run was resumed."""
         self.components[name] = component
-        if name in self.found:
-            component.load_state(*self.found.pop(name))
-
-    def detach(self, name: str) -> None:
-        """Save this component no more: its work is done."""
-        del self.components[name]
+        if name in self.unattached:
+            component.load_state(*self.unattached.pop(name))
 
     def remaining_steps(self, until: int) -> Iterator[int]:
-        """The steps that are left, one after the other: none more once the run has been told to stop."""
+        """Numbers of the remaining steps; ends when the run is to stop."""
         with freeze_objects():
             while self.step < until and not self.stopped:
                 yield self.step + 1
@@ -180,7 +165,7 @@ class TrainState(Record):
         self.batch, self.update_metrics, self.trace = batch, [], TokenTrace()
 
     def remaining_minibatches(self) -> Iterator[Examples]:
-        """The examples of each optimizer step that this step still owes."""
+        """The examples of each remaining optimizer step of this step."""
         assert self.batch is not None
         for members in self.batch.plan[len(self.update_metrics) :]:
             yield self.batch.examples.select(members)
@@ -191,25 +176,22 @@ class TrainState(Record):
         return self.batch.layouts
 
     def update(self, meter: UpdateMeter, minibatch: Minibatch, critic: Critic | NoCritic) -> None:
-        """One optimizer step, and its metrics, with no moment in between at which only one of the two is done."""
+        """Take one optimizer step and record its metrics, without interruption in between."""
         with defer_interrupts():
             probe = self.optimizer.weights.probe() if self.policy_version == 0 else None
-            critic.join()  # what other ranks take part in comes before the first change: it can fail
+            critic.join()  # involves other ranks and can fail, so it comes before the first change
             report = self.optimizer.clip_and_step(tokens_counted=minibatch.completions > 0)
             row = meter.metrics(report, minibatch) | critic.step()
-            if probe is not None and report.grad_norm > 0:  # an update lost to rounding would otherwise go unnoticed
+            if probe is not None and report.grad_norm > 0:  # an update that rounding cancels would otherwise go unnoticed
                 row["optim/weight_change"] = self.optimizer.weights.measure_change(probe)
             self.update_metrics.append(row)
             if meter.keeps_tokens:
-                self._note_tokens(meter, minibatch)
+                assert self.batch is not None
+                update = len(self.update_metrics)
+                members = self.batch.examples.select(self.batch.plan[update - 1])
+                self.trace.note_update(update, members, minibatch.weights_N, meter.measured.values())
         self.optimizer.check_finite()
         critic.check_finite()
-
-    def _note_tokens(self, meter: UpdateMeter, minibatch: Minibatch) -> None:
-        assert self.batch is not None
-        update = len(self.update_metrics)
-        members = self.batch.examples.select(self.batch.plan[update - 1])
-        self.trace.note_update(update, members, minibatch.weights_N, meter.measured.values())
 
     def finish_step(self) -> None:
         assert self.batch is not None
@@ -217,7 +199,7 @@ class TrainState(Record):
             self.step += 1
             self.cursor += self.batch.prompts_taken
             self.scored_steps += self.batch.any_scored
-            self.stopped, self.stops_because = self.stops_because, ""
+            self.stopped, self.stop_reason = self.stop_reason, ""
             self.batch, self.update_metrics, self.trace = None, [], TokenTrace()
 
     @property
@@ -226,25 +208,22 @@ class TrainState(Record):
             return f"cold-{self.cold_steps}"
         inside = self.update_metrics or self.fitted_at == self.step
         name = f"step-{self.step}.{len(self.update_metrics)}" if inside else f"step-{self.step}"
-        # A name fixes a state, and without an update the step before has this one already.
+        # A name identifies one state, and the checkpoint of the step before has the name without a suffix.
         return f"{name}-batch" if self._saves_batch and not self.update_metrics else name
 
     @property
     def _saves_batch(self) -> bool:
-        """A keyed batch without updates is not saved: it comes out the same when it is collected again."""
+        """Whether a checkpoint includes the batch. A keyed batch without updates is collected again instead."""
         return self.batch is not None and (bool(self.update_metrics) or not self.batch.keyed)
 
-    def save(self, root: Path) -> Path:
-        return checkpoint.save(root, self.checkpoint_name, self.make_snapshot())
-
     def make_snapshot(self) -> checkpoint.Snapshot:
-        """All that a checkpoint of now holds. Nothing is copied that this process has whole."""
+        """The content of a checkpoint. Tensors that this process holds whole are not copied."""
         moments, counters = self.optimizer.state()
         tensors: dict[str, dict[str, Tensor]] = {"weights": self.optimizer.weights.tensors(), "optimizer": moments}
-        document: dict[str, Any] = {name: getattr(self, name) for name in RECORDED} | {"optimizer": counters}
+        document: dict[str, Any] = {name: getattr(self, name) for name in SAVED_FIELDS} | {"optimizer": counters}
         attached = {name: component.state() for name, component in self.components.items()}
         document["components"] = {}
-        for name, (parts, counters) in {**self.found, **attached}.items():
+        for name, (parts, counters) in {**self.unattached, **attached}.items():
             document["components"][name] = counters
             if parts:
                 tensors[name] = {part: torch.as_tensor(values) for part, values in parts.items()}
@@ -257,54 +236,27 @@ class TrainState(Record):
         return checkpoint.Snapshot(tensors, document)
 
     def restore(self, snapshot: checkpoint.Snapshot, find_prompt: Callable[[int], Prompt]) -> None:
-        document = add_missing_fields(snapshot.document)
-        for name in RECORDED:
+        document = snapshot.document
+        for name in SAVED_FIELDS:
             setattr(self, name, document[name])
         self.optimizer.weights.load(snapshot.tensors["weights"])
         self.optimizer.load_state(snapshot.tensors["optimizer"], document["optimizer"])
-        self.found = {name: (dict(snapshot.tensors.get(name, {})), own) for name, own in document["components"].items()}
+        self.unattached = {name: (dict(snapshot.tensors.get(name, {})), own) for name, own in document["components"].items()}
         if "batch" in document:
-            self.batch = decode_batch(dict(snapshot.tensors["batch"]), document["batch"], find_prompt)
+            self.batch = decode_batch(snapshot.tensors["batch"], document["batch"], find_prompt)
             self.update_metrics = list(document["update_metrics"])
-        if "trace" in document:
             self.trace = TokenTrace.decode(snapshot.tensors.get("trace", {}), document["trace"])
 
 
-ADDED_FIELDS: dict[str, dict[str, Any]] = {
-    "": {
-        "base_digest": "",
-        "evaluation_digests": None,
-        "files": {},
-        "recipe": {},
-        "baseline": {},
-        "best_score": [],
-        "scored_steps": 1,
-        "stopped": "",
-        "sums": "fast",
-        "products": "mkl",
-        "threads": 0,
-    },
-}
-"""Fields that checkpoints on disk may lack, by the path of the record in state.json that they belong to ("": the document itself,
-"batch.rollouts.*": every rollout of the batch), and the value that says what was the case before they were written down."""
-
-
-def add_missing_fields(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document of a checkpoint of any age with every field, so that nothing behind this asks how old it is."""
-    whole: dict[str, Any] = copy.deepcopy(dict(document))
-    for pattern, defaults in ADDED_FIELDS.items():
-        for _, record in reach(whole, pattern.split(".") if pattern else []):
-            record.update(copy.deepcopy(defaults) | record)
-    return whole
+SAVED_FIELDS = tuple(takewhile(lambda name: name != "optimizer", (one.name for one in fields(TrainState))))
 
 
 def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Token-sized data as tensors, the rest as JSON."""
     tensors, rows = encode_rollouts(batch.rollouts)
     for name in VECTORS if batch.examples else ():
         if (values_C := getattr(batch.examples, f"{name}_C")) is not None:
-            tensors[f"{name}_T"] = values_C.clone()  # two names of one tensor are no file
-    document = {
+            tensors[f"{name}_T"] = values_C.clone()  # safetensors refuses tensors that share memory
+    return tensors, {
         "rollouts": rows,
         "examples": batch.examples.rollout_N,
         "advantages": batch.advantages_N,
@@ -314,10 +266,9 @@ def encode_batch(batch: Batch) -> tuple[dict[str, Tensor], dict[str, Any]]:
         "verdicts": [[prompt, *counts] for prompt, counts in batch.verdicts.items()],
         "keyed": batch.keyed,
     }
-    return tensors, document
 
 
-def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prompt: Callable[[int], Prompt]) -> Batch:
+def decode_batch(tensors: Mapping[str, Tensor], document: Mapping[str, Any], find_prompt: Callable[[int], Prompt]) -> Batch:
     rollouts = decode_rollouts(tensors, document["rollouts"], find_prompt)
     names = [f"{name}_T" for name in VECTORS if f"{name}_T" in tensors]
     examples, offset = [], 0
@@ -327,7 +278,6 @@ def decode_batch(tensors: dict[str, Tensor], document: dict[str, Any], find_prom
         offset += len(completion.token_ids)
         vectors: dict[str, Any] = {name: tensors[name][span] for name in names}
         examples.append(Example(index, rollouts[index].group, prompt.token_ids, completion.token_ids, **vectors))
-    plain = {name: document[name] for name in ("plan", "metrics", "prompts_taken")}
+    plain = {name: document[name] for name in ("plan", "metrics", "prompts_taken", "keyed")}
     verdicts = {prompt: (right, judged) for prompt, right, judged in document["verdicts"]}
-    keyed = document.get("keyed", True)
-    return Batch(rollouts, document["advantages"], join_examples(examples), verdicts=verdicts, keyed=keyed, **plain)
+    return Batch(rollouts, document["advantages"], join_examples(examples), verdicts=verdicts, **plain)

@@ -1,8 +1,7 @@
-"""What the updates of a step showed of single tokens, held until the step is written down; and how it becomes rows of a file.
+"""Values of single tokens in the updates of a step, kept until the step is recorded, and their rows in a file.
 
-An example may take part in several updates of a step, one in each pass: the last one counts. Every rank holds all of it, since meters are
-joined before an update. The vectors are those that the loss was computed with, so that holding them costs their memory and no time:
-17 bytes for each trained token of the step.
+An example may take part in several updates of a step, one per pass; the last one counts. Every rank holds all values, since meters are
+joined before an update. The vectors are those of the loss, so keeping them takes no time, and 17 bytes per trained token.
 """
 
 from __future__ import annotations
@@ -29,19 +28,19 @@ from cohort.types import Rollout
 Vector = np.ndarray[Any, np.dtype[np.float64]]
 
 VECTORS = ("policy_logprob", "entropy", "ratio", "clipped", "coefficient")
-"""What an update shows of a token, by its column."""
+"""Values of a token in an update, by column."""
 
 
 @dataclass(frozen=True)
 class Traced:
-    """The rows of a micro-batch, as an update saw them."""
+    """The rows of a micro-batch in one update."""
 
     update: int
     rollouts: tuple[int, ...]
     lengths: tuple[int, ...]
     """Trained tokens of each row."""
     vectors: Mapping[str, Tensor]
-    """By the names of VECTORS, over the trained tokens of all rows."""
+    """One entry for each of VECTORS, over the trained tokens of all rows."""
 
     def read_row(self, rollout: int) -> dict[str, Vector]:
         place = self.rollouts.index(rollout)
@@ -56,14 +55,14 @@ class TokenTrace:
 
     traced: list[Traced] = field(default_factory=list)
     newest: dict[int, int] = field(default_factory=dict)
-    """Rollout -> the last update that its example took part in, from 1; also of one that was not forwarded."""
+    """Rollout -> the last update with its example, counted from 1, even if it was left out of the forward pass."""
     weights: dict[int, float] = field(default_factory=dict)
-    """Rollout -> what the aggregation weighed each of its tokens with, in that update."""
+    """Rollout -> the aggregation's weight of each of its tokens in that update."""
 
     def note_update(
         self, update: int, members: Sequence[Example], weights_N: Sequence[float], measured: Iterable[Measured]
     ) -> None:
-        """Keep what the micro-batches of an update showed, and let go of what no row is newest in any more."""
+        """Keep the values of an update, and drop older ones that no row needs any more."""
         members = join_examples(members)
         self.newest |= dict.fromkeys(members.rollout_N, update)
         self.weights |= zip(members.rollout_N, weights_N, strict=True)
@@ -83,14 +82,14 @@ class TokenTrace:
         self.traced = [one for one in self.traced if any(self.newest[rollout] == one.update for rollout in one.rollouts)]
 
     def find(self, rollout: int) -> dict[str, Vector] | None:
-        """What the rollout's last update showed of its trained tokens; None where it was not forwarded in it."""
+        """Values of the rollout's trained tokens in its last update; None if it was left out of the forward pass."""
         found = (one for one in self.traced if one.update == self.newest.get(rollout) and rollout in one.rollouts)
         return next((one.read_row(rollout) for one in found), None)
 
     # -- in the checkpoint of an unfinished step ------------------------------------------------------------------------
 
     def encode(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """(tensors over all rows of all updates, the rest as JSON)."""
+        """(tensors over all rows of all updates, other values as JSON)."""
         vectors = {name: torch.cat([one.vectors[name].cpu() for one in self.traced]) for name in VECTORS if self.traced}
         rows = [{"update": one.update, "rollouts": one.rollouts, "lengths": one.lengths} for one in self.traced]
         members = [[rollout, update, self.weights[rollout]] for rollout, update in self.newest.items()]
@@ -125,7 +124,7 @@ def make_token_rows(
     algorithm: AlgorithmConfig,
     pieces: PieceReader,
 ) -> list[TokenRow]:
-    """Rollouts as rows of a token file. chosen: how many of its tokens are written, by rollout."""
+    """Rows of a token file. chosen: rollout -> number of its tokens to write."""
     place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
     texts = pieces.read_pieces([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
     rows = []
@@ -151,7 +150,7 @@ def make_token_rows(
 
 
 def list_numbers(example: Example, trace: TokenTrace, algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Columns over all tokens of a completion, NaN where it is not trained on. What nobody computed is left out."""
+    """Columns over all tokens of a completion, NaN for tokens that are not trained. Values that were not computed are left out."""
     seen, trained = trace.find(example.rollout), example.trained_tokens
     vectors: dict[str, Vector] = {"advantage": read_trained(example, example.advantages_T)}
     if algorithm.data in SAMPLED:
@@ -164,11 +163,11 @@ def list_numbers(example: Example, trace: TokenTrace, algorithm: AlgorithmConfig
             del vectors["ratio"]
         if example.old_logprobs_T is not None:
             vectors["old_logprob"] = read_trained(example, example.old_logprobs_T)
-        elif has_ratio(algorithm):  # exactly on-policy: nothing else has trained this policy since it sampled
+        elif has_ratio(algorithm):  # exactly on-policy: the policy has not changed since it sampled
             vectors["old_logprob"] = seen["policy_logprob"]
         if example.ref_logprobs_T is not None:
             vectors["ref_logprob"] = read_trained(example, example.ref_logprobs_T)
-    elif example.rollout in trace.newest:  # left out of the forward, for nothing pushes on it
+    elif example.rollout in trace.newest:  # left out of the forward pass, since no loss term acts on it
         vectors |= {"coefficient": np.zeros(trained), "clipped": np.zeros(trained)}
     return {name: spread_over_tokens(values_M, example) for name, values_M in vectors.items()}
 

@@ -1,4 +1,4 @@
-"""What is measured while a minibatch is trained, and the invariants that must hold before its first update."""
+"""Measurements of an update, and the invariants that must hold before the first one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cohort.algorithms.regions import Surrogate, k3
+from cohort.algorithms.regions import k3
 from cohort.base.world import World
 from cohort.engine.mismatch import find_mismatch_limit
 from cohort.errors import InvariantError
@@ -22,34 +22,22 @@ from cohort.ops.layout import move_record
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import TokenLoss, compares_pairs
 
-PER_TOKEN = (
-    "loss/entropy",
-    "loss/clip_low",
-    "loss/clip_high",
-    "loss/kl",
-    "loss/mismatch_weight",
-    "loss/mismatch_cut",
-)
-PER_PAIR = ("loss/chosen_gain", "loss/rejected_gain")
-"""Sums that are shown as means; the others are weighted already."""
+PER_TOKEN = ("entropy", "clip_low", "clip_high", "kl", "mismatch_weight", "mismatch_cut")
+PER_PAIR = ("chosen_gain", "rejected_gain")
+"""Sums in the area loss/ that are reported as means; the others are weighted already."""
 
 
 @dataclass(frozen=True)
 class TokenValues:
-    """What a micro-batch showed of every trained token, beside its coefficient. The tensors are those of the loss: nothing is computed."""
+    """Values of every trained token of a micro-batch. The tensors are those of the loss; nothing is computed for them."""
 
     examples: tuple[int, ...]
-    """Place of each row among the members of the minibatch."""
+    """Place of each row among the examples of the minibatch."""
     logprobs_M: Tensor
     entropy_M: Tensor
     ratio_M: Tensor
     below_M: Tensor
     above_M: Tensor
-
-    @classmethod
-    def read(cls, scores: TokenScores, micro: MicroBatch, surrogate: Surrogate) -> TokenValues:
-        tensors = (scores.logprobs_M, scores.entropy_M, surrogate.ratio_M, surrogate.below_M, surrogate.above_M)
-        return cls(micro.examples, *(values_M.detach() for values_M in tensors))
 
     def to(self, device: torch.device | str) -> TokenValues:
         return move_record(self, device)
@@ -57,16 +45,16 @@ class TokenValues:
 
 @dataclass
 class Measured:
-    """What one micro-batch showed. Tensors stay on the device until they are read, so nothing waits."""
+    """Measurements of one micro-batch. Tensors stay on the device until they are read, so nothing waits for it."""
 
     sums: dict[str, Tensor] = field(default_factory=dict)
     mismatch_M: Tensor | None = None
-    """|log ratio| between engine and trainer, of the tokens that the policy sampled as it is."""
+    """|log ratio| between engine and trainer, of tokens that the current policy sampled."""
     coefficient_M: Tensor | None = None
     ratio_max: Tensor | None = None
     kl_max: Tensor | None = None
     tokens: TokenValues | None = None
-    """Where single tokens are written down."""
+    """Values of single tokens, if they are recorded."""
 
 
 def copy_to_host(seen: Measured) -> Measured:
@@ -75,14 +63,14 @@ def copy_to_host(seen: Measured) -> Measured:
 
 @dataclass
 class UpdateMeter:
-    """What the micro-batches of one minibatch showed, by their places: added up in their order, whoever computed them."""
+    """Measurements of the micro-batches of a minibatch, summed in the order of their places, whichever rank computed them."""
 
     algorithm: AlgorithmConfig
     measured: dict[int, Measured] = field(default_factory=dict)
     keeps_tokens: bool = False
-    """Whether what single tokens showed is kept beside the sums."""
+    """Whether values of single tokens are kept."""
     own_tokens: int = 0
-    """Run through the model by this process, prompts included: what micro-batches are dealt out by."""
+    """Tokens that this process ran through the model, prompts included; micro-batches are dealt out by them."""
 
     @torch.no_grad()
     def add(self, scores: TokenScores, micro: MicroBatch, loss: TokenLoss) -> None:
@@ -103,11 +91,11 @@ class UpdateMeter:
         note_sum("loss/clip_high", loss.surrogate.above_M.sum())
         if loss.kl_loss_M is not None:
             note_sum("loss/kl_term", (loss.kl_loss_M * weights_M).sum())
-        if micro.ref_logprobs_M is not None:  # measured by k3 whichever estimator is trained with: it is never negative
+        if micro.ref_logprobs_M is not None:  # measured by k3, which is never negative, whichever estimator is trained with
             kl_M = k3(scores.logprobs_M, micro.ref_logprobs_M)
             seen.kl_max = kl_M.abs().max()
             own = self.algorithm.data == "policy" and not compares_pairs(self.algorithm)
-            for name in ("loss/kl", "loss/kl_per_completion") if own else ():  # elsewhere these are not its own samples
+            for name in ("loss/kl", "loss/kl_per_completion") if own else ():  # other samples are not the policy's own
                 note_sum(name, kl_M.sum())
         if loss.surrogate.margin_M is not None:
             note_sum("loss/margin", (loss.surrogate.margin_M * weights_M).sum())
@@ -118,7 +106,7 @@ class UpdateMeter:
             note_sum("loss/rejected_gain", log_ratio_M[micro.advantages_M < 0].sum())
         if self.algorithm.data == "policy":
             mismatch_M = (scores.logprobs_M - micro.sampling_logprobs_M).abs()
-            if micro.fresh_M is not None:  # older tokens differ for a reason
+            if micro.fresh_M is not None:  # stale tokens are expected to differ
                 mismatch_M = mismatch_M[micro.fresh_M]
             if mismatch_M.numel():
                 seen.mismatch_M = mismatch_M
@@ -128,12 +116,14 @@ class UpdateMeter:
             note_sum("loss/mismatch_weight", loss.mismatch_weights_M.sum())
             note_sum("loss/mismatch_cut", cut_M.sum())
         if self.keeps_tokens:
-            seen.tokens = TokenValues.read(scores, micro, loss.surrogate)
+            cut = loss.surrogate
+            tensors = (scores.logprobs_M, scores.entropy_M, cut.ratio_M, cut.below_M, cut.above_M)
+            seen.tokens = TokenValues(micro.examples, *(values_M.detach() for values_M in tensors))
         self.measured[micro.place] = seen
         self.own_tokens += micro.layout.num_tokens
 
     def join(self, world: World) -> None:
-        """Take over what the micro-batches of all ranks showed."""
+        """Gather the measurements of all ranks."""
         if world.size > 1:
             mine = [(place, copy_to_host(seen)) for place, seen in self.measured.items()]
             self.measured = dict(sorted(world.gather(mine), key=lambda one: one[0]))
@@ -151,7 +141,7 @@ class UpdateMeter:
         return self._list("kl_max")
 
     def add_up(self) -> dict[str, float]:
-        """The sums over all micro-batches."""
+        """Sums over all micro-batches."""
         totals: dict[str, Tensor] = {}
         for seen in self.measured.values():
             for name, value in seen.sums.items():
@@ -172,7 +162,8 @@ class UpdateMeter:
         } | count_minibatch_tokens(minibatch)
         if not tokens:
             return row
-        divisors = dict.fromkeys(PER_TOKEN, tokens) | dict.fromkeys(PER_PAIR, rows / 2) | {"loss/kl_per_completion": rows}
+        divisors = {f"loss/{name}": tokens for name in PER_TOKEN} | {f"loss/{name}": rows / 2 for name in PER_PAIR}
+        divisors["loss/kl_per_completion"] = rows
         row |= {name: value / divisors[name] if name in divisors else value for name, value in sums.items()}
         row["loss/ratio_max"] = float(torch.stack(self._list("ratio_max")).max())
         coefficient_M = torch.cat(self._list("coefficient_M")).float()
@@ -191,20 +182,20 @@ class UpdateMeter:
 def quantile(values_M: Tensor, share: float) -> float:
     """Nearest-rank quantile; torch.quantile refuses more than 16 million values."""
     rank = max(1, math.ceil(share * values_M.numel()))
-    return float(values_M.sort().values[rank - 1])  # not kthvalue, which has no reproducible form on a GPU
+    return float(values_M.sort().values[rank - 1])  # kthvalue is not deterministic on a GPU
 
 
 LARGEST_ROUNDED_KL = 0.02
-"""k3 of a token whose log-prob is off by 0.2: more is no rounding, not even in bfloat16."""
+"""k3 of a token whose log-prob differs by 0.2: not even bfloat16 rounds that much."""
 
 
 def kl_limit(model: Any, own_attention: bool) -> float:
-    """Largest k3 between equal weights: exactly 0 on a CPU where our attention reads the model, elsewhere that of the mismatch limit.
+    """Largest k3 between equal weights: exactly 0 on a CPU with our attention, elsewhere derived from the mismatch limit.
 
-    The reference scores each minibatch in the very micro-batches in which it is trained (training/experience.py), so on a CPU the same
-    operations meet the same numbers, at any width. A GPU may run another attention kernel for a forward without gradients than
-    for one with them, and so may the convolutions and scans of a model that keeps its own modules for everything (2e-13 was seen on a
-    Mamba). For small differences d of log-probs k3 is d^2 / 2.
+    The reference scores each minibatch in the micro-batches in which it is trained (training/experience.py), so on a CPU the same
+    operations get the same numbers at any width. A GPU may use different attention kernels with and without gradients, and so may
+    convolutions and scans of a model that keeps its own modules (2e-13 was measured on a Mamba). For small differences d of
+    log-probs, k3 is d^2 / 2.
     """
     if model.device.type == "cpu" and own_attention:
         return 0.0
@@ -212,29 +203,29 @@ def kl_limit(model: Any, own_attention: bool) -> float:
 
 
 def check_same_policy(meter: UpdateMeter, limit: float, kl_limit: float | None) -> None:
-    """Before the first update: the policy that is scored is the policy that sampled, and it is the reference (kl_limit: how exactly)."""
-    mismatch_M = torch.cat(meter.mismatch) if meter.mismatch else torch.zeros(1)  # nothing was sampled by this policy
+    """Check that the trained policy is the policy that sampled, and the reference (within kl_limit), before the first update."""
+    mismatch_M = torch.cat(meter.mismatch) if meter.mismatch else torch.zeros(1)  # this policy sampled nothing
     largest, mean = float(mismatch_M.max()), float(mismatch_M.mean())
     if not (largest <= limit and mean <= max(limit / 10, 1e-6)):
         raise InvariantError(
             f"engine and trainer disagree before any update on this batch: |log ratio| has mean {mean:.2e} and maximum {largest:.2e}, "
-            f"the limit is {limit:.0e}. The rollouts did not come from the policy that is being trained. "
-            'Try sampling.engine="hf"; if that passes, please report the architecture.'
+            f"above the limit of {limit:.0e}. The rollouts did not come from the policy that is being trained. "
+            'Try sampling.engine="hf"; if that works, please report the architecture.'
         )
     if kl_limit is not None and meter.kl_max:
         largest_kl = float(torch.stack(meter.kl_max).max())
         if not largest_kl <= kl_limit:
-            allowed = f"at most {kl_limit:.0e}, which is rounding," if kl_limit else "exactly 0"
+            allowed = f"at most {kl_limit:.0e} (rounding)" if kl_limit else "exactly 0"
             raise InvariantError(
-                f"KL to the reference is {largest_kl:.2e} before any update; it must be {allowed} for equal weights."
+                f"KL to the reference is {largest_kl:.2e} before any update; for equal weights it must be {allowed}."
             )
 
 
 def merge_update_metrics(rows: list[dict[str, float]]) -> dict[str, float]:
-    """The step's metrics from those of its optimizer steps, as the table of metrics says: means, sums, maxima, first values."""
+    """Metrics of a step from those of its optimizer steps, merged as docs/metrics.md defines: mean, sum, maximum or first value."""
     merged: dict[str, float] = {}
     for name in {name: None for row in rows for name in row}:
         values = [row[name] for row in rows if name in row]
-        reduce = sum if name.startswith("tokens/") else find_reduction(name)  # tokens/ is counted for perf/ and not written
+        reduce = sum if name.startswith("tokens/") else find_reduction(name)  # tokens/ is only used to compute perf/
         merged[name] = reduce(values) if reduce else sum(values) / len(values)
     return merged

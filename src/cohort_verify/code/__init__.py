@@ -1,4 +1,4 @@
-"""Does the program pass its tests? format (which text is the program) -> cases (what is asked) -> jail -> compare.
+"""Runs a completion's program against unit tests: format (finds the program) -> cases (reads the tests) -> jail -> compare.
 
-reward.py is the reward; formats and rules are written down, with examples, in docs/code-rewards.md.
+reward.py has the reward function. docs/code-rewards.md explains formats and rules with examples.
 """

@@ -1,12 +1,12 @@
-"""From test code written in Python to cases: pairs where both sides are literals, checks for the rest.
+"""Turns test code into cases: pairs of a call and its result where both are literals, checks for the rest.
 
     assert add(1, 2) == 3                     ->  call add(1, 2), expect 3; the 3 never leaves the host
     assert abs(half(1) - 0.5) < 1e-6          ->  a check: trusted code, run apart from the program
     def check(candidate): ...                 ->  each of its asserts one of the two above
 
-Test code is trusted, but it is only read here, never run: literals are rebuilt from the syntax tree. A test text is
-split assert by assert where that keeps its meaning, so that a fraction of the tests can be passed; where it might not
-(a `return` among the asserts, a loop that hands a variable on), the whole function stays one check.
+Test code is trusted, but it is only read here, not run: literals are rebuilt from the syntax tree. It is split into single
+asserts so that a program can pass a fraction of them. Where splitting could change the meaning (a `return` among the asserts, a
+loop that sets a variable used later), the whole function is one check.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from cohort_verify.code.syntax import DEFINITIONS, FUNCTIONS, find_bound, find_l
 
 
 def find_meant_test(test: ast.expr) -> ast.expr:
-    """`assert (f(x) == y, "message")` is always true in Python; its author meant the first half."""
+    """Return f(x) == y of `assert (f(x) == y, "message")`, which Python always accepts."""
     match test:
         case ast.Tuple([meant, ast.Constant() | ast.JoinedStr()]):
             return meant
@@ -34,7 +34,7 @@ def find_meant_test(test: ast.expr) -> ast.expr:
 
 
 def read_pair(test: ast.expr, names: Mapping[str, str]) -> CallCase | None:
-    """The assertion as a call and its result, or None. `names` maps names in the test to functions of the program."""
+    """Return the assertion as a call and its result, or None. `names` maps names in the test to functions of the program."""
     try:
         match test:
             case ast.UnaryOp(ast.Not(), operand):
@@ -64,7 +64,9 @@ MADE_OF_ONE: dict[str, Callable[[Any], Any]] = {
 
 
 def read_literal(node: ast.expr | None) -> Any:
-    """The value of a literal, in which set([...]), tuple(...), float("inf") and the like may stand too; else ValueError."""
+    """Return the value of a literal, which may contain set([...]), tuple(...), float("inf") and the like; raises ValueError
+    otherwise.
+    """
     match node:
         case ast.List(items):
             return [read_literal(item) for item in items]
@@ -87,14 +89,14 @@ def read_literal(node: ast.expr | None) -> Any:
 
 LEAVES_FUNCTION = (ast.Return, ast.Yield, ast.YieldFrom, ast.Global, ast.Nonlocal, ast.Await)
 PROGRAM_MODULE = "solution"
-"""Test files that import the program call it so."""
+"""The name under which test files import the program."""
 NO_NAMES: Mapping[str, str] = {}
 
 
 def read_code(text: str, entry_point: str = "", prefix: str = "", setup: str = "", packages: bool = False) -> Suite:
-    """The cases of a test text. `setup` is trusted code before it, `prefix` the start of the program in the prompt.
+    """Read the cases of a test text. `setup` is trusted code before it, `prefix` the start of the program in the prompt.
 
-    packages: the test code may import what is installed, not the standard library alone.
+    packages: the test code may import installed packages, not only the standard library.
     """
     try:
         return CodeReader(text, entry_point, prefix, setup, packages).read()
@@ -111,7 +113,7 @@ def parse_statements(text: str, what: str) -> list[ast.stmt]:
 
 
 class MethodsAsFunctions(ast.NodeTransformer):
-    """`Solution().f(x)` is a call of f: the jail makes the object (see format.find_callable_name)."""
+    """Rewrites `Solution().f(x)` as a call of f. The jail creates the object (see format.find_callable_name)."""
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
         self.generic_visit(node)
@@ -121,7 +123,7 @@ class MethodsAsFunctions(ast.NodeTransformer):
 
 
 class CodeReader:
-    """Reads one test text. `program` holds the names that only the program can supply."""
+    """Reads one test text. `program` holds the names that only the program can define."""
 
     def __init__(self, text: str, entry_point: str, prefix: str, setup: str, packages: bool) -> None:
         self.entry_point, self.packages = entry_point, packages
@@ -139,15 +141,15 @@ class CodeReader:
         if entry_point and entry_point not in find_bound(before):
             self.program.add(entry_point)
         self.targets = {name: self.aliases.get(name, name) for name in sorted(self.program)}
-        """The program's name for each of them."""
+        """Name in the tests -> name in the program."""
         check_setup(before, self.program)
         check_objects(everything, self.program)
         self.setup: list[ast.stmt] = [*ast.parse("\n".join(f"import {name}" for name in modules)).body, *before]
         self.prelude: list[ast.stmt] = []
-        """Statements between the asserts that call the program: they run again with every later check."""
+        """Statements between the asserts that call the program. They run again before every later check."""
         self.functions = {one.name: one for one in self.statements if isinstance(one, ast.FunctionDef)}
         self.asserting = syntax.find_asserting(everything)
-        self._fed: dict[frozenset[str], set[str]] = {}
+        self._tainted: dict[frozenset[str], set[str]] = {}
 
     def read(self) -> Suite:
         uncalled = self._find_uncalled_tests()
@@ -168,7 +170,7 @@ class CodeReader:
         for function, renamed in uncalled:
             self._split_function(function, renamed)
         if not self.calls and not self.checks:
-            raise UnusableTests("the test text asserts nothing about the program")
+            raise UnusableTests("the tests assert nothing about the program")
         if not self.checks:
             return Suite(tuple(self.calls))
         check_imports([*self.setup, *self.statements], self.packages)
@@ -187,7 +189,7 @@ class CodeReader:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _find_uncalled_tests(self) -> list[tuple[ast.FunctionDef, dict[str, str]]]:
-        """check(candidate) and test_*(), where the text does not call them itself; with what their arguments stand for."""
+        """Return check(candidate) and test_*() if the text does not call them itself, with the values of their arguments."""
         called = {
             one.value.func.id for one in self.statements if isinstance(one, ast.Expr) and is_call(one.value, self.functions)
         }
@@ -207,7 +209,7 @@ class CodeReader:
         return tests
 
     def _read_test_call(self, statement: ast.stmt) -> tuple[ast.FunctionDef, dict[str, str]] | None:
-        """The function of a line such as `check(add)` or `test_add()`, with what its arguments stand for."""
+        """Return the function of a line such as `check(add)` or `test_add()`, with the values of its arguments."""
         match statement:
             case ast.Expr(ast.Call(ast.Name(name), args, [])) if name in self.functions and name in self.asserting:
                 parameters = syntax.list_parameters(self.functions[name])
@@ -217,7 +219,7 @@ class CodeReader:
         return None
 
     def _split_function(self, function: ast.FunctionDef, renamed: Mapping[str, str]) -> None:
-        """The asserts of a function as cases of their own; `renamed` maps its arguments to functions of the program."""
+        """Turn the asserts of a function into separate cases; `renamed` maps its arguments to functions of the program."""
         check_copies(function.body, set(renamed))
         if not self._can_split(function):
             self._add_check(ast.parse(f"{function.name}({', '.join(renamed)})").body, renamed)
@@ -230,7 +232,7 @@ class CodeReader:
                 local.append(statement)
 
     def _can_split(self, function: ast.FunctionDef) -> bool:
-        """Whether every assert means the same when the asserts and loops before it have not run."""
+        """Return whether every assert means the same without the asserts and loops before it."""
         if any(isinstance(node, LEAVES_FUNCTION) for node in syntax.walk_at_once(function.body)):
             return False
         handed_on: set[str] = set()
@@ -246,18 +248,18 @@ class CodeReader:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _decides(self, statement: ast.stmt) -> bool:
-        """Whether the statement can fail a test: it holds an assert, or calls a function that does."""
+        """Return whether the statement can fail a test: it contains an assert, or calls a function that does."""
         nodes = syntax.walk_uncaught([statement])
         return not isinstance(statement, DEFINITIONS) and any(syntax.can_fail(node, self.asserting) for node in nodes)
 
     def _read_statement(
         self, statement: ast.stmt, renamed: Mapping[str, str] = NO_NAMES, local: Sequence[ast.stmt] = ()
     ) -> None:
-        """One statement that decides, as a pair if it is an assert of the right form, else as a check."""
+        """Read a statement that can fail: as a pair if it is a suitable assert, else as a check."""
         if isinstance(statement, ast.Assert):
             test = find_meant_test(statement.test)
             statement = ast.copy_location(ast.Assert(test, statement.msg), statement)
-            # A variable of the test may carry the name of a function of the program.
+            # A variable of the test may have the name of one of the program's functions.
             variables = find_bound([*self.prelude, *local])
             names = {name: target for name, target in {**self.targets, **renamed}.items() if name not in variables}
             if case := read_pair(test, names):
@@ -270,11 +272,11 @@ class CodeReader:
             if self.proxies.setdefault(name, target) != target:
                 raise UnusableTests(f"the tests use {name} for two functions, {self.proxies[name]} and {target}")
         functions = frozenset(self.program.union(renamed))
-        if functions not in self._fed:
-            self._fed[functions] = syntax.find_fed(self.everything, functions)
-        if not syntax.reaches_program(statements, functions, syntax.find_fed(local, functions, self._fed[functions])):
-            return  # it passes, or fails, whatever the program does: counting it would be a gift, or a tax
-        if local:  # in a function, as they were: their variables must not be seen by the next check
+        if functions not in self._tainted:
+            self._tainted[functions] = syntax.find_tainted(self.everything, functions)
+        if not syntax.reaches_program(statements, functions, syntax.find_tainted(local, functions, self._tainted[functions])):
+            return  # its outcome does not depend on the program, so it must not count
+        if local:  # keep them in a function, so that the next check does not see their variables
             wrapper = ast.parse(f"def _check_{len(self.checks)}():\n    pass\n_check_{len(self.checks)}()").body
             assert isinstance(wrapper[0], ast.FunctionDef)
             wrapper[0].body = [*local, *statements]
@@ -283,7 +285,7 @@ class CodeReader:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Values that are there to be iterated over
+# Values to iterate over
 # ---------------------------------------------------------------------------------------------------------------------
 
 ITERATED = "_iterated_"
@@ -291,9 +293,10 @@ TAKES_ITERABLE = ("list", "tuple", "set", "frozenset", "sorted", "sum", "min", "
 
 
 class Iterate(ast.NodeTransformer):
-    """`list(f(x))` asks for a list of what f(x) holds: a generator, a range or a deque is no plain value, its items may be.
+    """Rewrites `list(f(x))` to ask the jail for a list of the items: a generator, range or deque is not plain, but its items
+    may be.
 
-    Only where the test itself iterates over all of it, so that nothing passes that would not in Python.
+    Only where the test iterates over all items, so that no program passes that would fail in Python.
     """
 
     def __init__(self, proxies: set[str]) -> None:
@@ -324,7 +327,7 @@ class Iterate(ast.NodeTransformer):
 
 
 def split_program_imports(statements: Sequence[ast.stmt]) -> tuple[list[ast.stmt], dict[str, str]]:
-    """The statements without `from solution import f`, and the names so imported with the program's name for each."""
+    """Remove `from solution import f`; returns the statements and the imported names with the program's name for each."""
     kept: list[ast.stmt] = []
     aliases: dict[str, str] = {}
     for statement in statements:
@@ -338,7 +341,7 @@ def split_program_imports(statements: Sequence[ast.stmt]) -> tuple[list[ast.stmt
 
 
 def open_main_guard(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
-    """The statements, with what stands under `if __name__ == "__main__":` as part of the tests like the rest."""
+    """Move the statements under `if __name__ == "__main__":` to the top level."""
     kept: list[ast.stmt] = []
     for statement in statements:
         guarded = isinstance(statement, ast.If) and "__name__" in find_loaded([statement.test])
@@ -347,9 +350,9 @@ def open_main_guard(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def find_missing_modules(statements: Sequence[ast.stmt], free: set[str]) -> list[str]:
-    """Modules of the standard library that the tests use as the program's imports would have made them known.
+    """Return the standard library modules that the tests use without importing them, relying on the program's imports.
 
-    Any other free name with an attribute is an object that the program would have to hand over, and it cannot.
+    Any other unbound name with an attribute is an object that the program cannot pass through the pipe.
     """
     bases = syntax.pick_loaded(node.value for node in walk_all(statements) if isinstance(node, ast.Attribute)) & free
     for name in sorted(bases - sys.stdlib_module_names):
@@ -358,12 +361,12 @@ def find_missing_modules(statements: Sequence[ast.stmt], free: set[str]) -> list
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What cannot be tested so
+# Unsupported tests
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def check_copies(statements: Sequence[ast.stmt], functions: set[str]) -> None:
-    """A test that calls the program for what it does to an argument would see nothing of it: the program has a copy."""
+    """Refuse tests that look at how a call changes its argument: the program gets a copy."""
     nodes = list(syntax.walk_at_once(one for one in statements if not isinstance(one, DEFINITIONS)))
     passed = {id(part) for call in nodes if is_call(call, functions) for part in walk_all([*call.args, *call.keywords])}
     asserted = {id(part) for node in nodes if isinstance(node, ast.Assert) for part in ast.walk(node)}
@@ -385,14 +388,14 @@ def check_copies(statements: Sequence[ast.stmt], functions: set[str]) -> None:
 
 
 def check_setup(statements: Sequence[ast.stmt], program: set[str]) -> None:
-    """Setup that calls the program could be broken by it, and a broken setup is no fault of the program."""
+    """Refuse setup code that calls the program: the program could break it, and would not be blamed."""
     touching = {one.name for one in statements if isinstance(one, DEFINITIONS) and find_loaded([one]) & program}
     for name in sorted(syntax.pick_loaded(syntax.walk_at_once(statements)) & (program | touching)):
         raise UnusableTests(f"the setup of the tests calls {name}, which needs the program: move that line into the tests")
 
 
 def check_imports(statements: Sequence[ast.stmt], packages: bool) -> None:
-    """Checks run in a jail of their own, which has the standard library and, where asked for, installed packages."""
+    """Refuse imports that the checks' jail does not have: it has the standard library, and installed packages if enabled."""
     for node in walk_all(statements):
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
@@ -412,7 +415,7 @@ def check_class(statement: ast.stmt) -> None:
 
 
 def check_objects(statements: Sequence[ast.stmt], program: set[str]) -> None:
-    """Only plain values pass between test and program, so a test cannot hand it objects of its own classes."""
+    """Refuse tests that pass objects of their own classes: only plain values reach the program."""
     if "Solution" in program:
         raise UnusableTests(
             "the tests keep an object of the program's class Solution; write each call as Solution().method(...)"

@@ -1,11 +1,10 @@
-"""From the tests of a row, in any of the usual formats, to cases: calls, standard input, or trusted code.
+"""Turns the tests of a row, in any common format, into cases: calls, standard input, or trusted code.
 
     read_tests('[{"call": "add", "args": [1, 2], "expected": 3}]')
     read_tests(["assert add(1, 2) == 3", "assert abs(half(1) - 0.5) < 1e-6"])
     read_tests({"visible": [...], "hidden": [...]})
 
-The tests are trusted and the program is not. So a test is taken apart as far as it goes: what can be a pair becomes
-one, whose expected half never enters the jail.
+Wherever possible a test becomes a pair of a call and its expected value, because expected values never enter the jail.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ from cohort_verify.code.format import strip_solution
 from cohort_verify.code.suite import CallCase, StdinCase, Suite, Tests, UnusableTests
 
 MAX_STREAM_CHARS = 4_000_000
-"""Of one standard input or output: at four bytes a character, what a jail listens to before it calls a program a flood."""
+"""Limit on one standard input or output: at four bytes a character, the jail's own limit on output."""
 
 
 def read_tests(cell: Any, entry_point: str = "", prefix: str = "", packages: bool = False) -> Tests:
-    """The tests of one row. Raises UnusableTests where they cannot score any program."""
+    """Read the tests of one row. Raises UnusableTests if they cannot score any program."""
     reader = SuiteReader(strip_solution(entry_point), prefix, packages)
     tests, in_json = unpack_json(unpack_arrays(cell))
     if isinstance(tests, Mapping) and not {"visible", "hidden"}.isdisjoint(tests):
@@ -36,15 +35,15 @@ def read_tests(cell: Any, entry_point: str = "", prefix: str = "", packages: boo
         unseen = Suite() if seen and is_empty(hidden[0]) else drop_known(reader.read_suite(*hidden), seen or Suite())
         if not unseen.total:
             raise UnusableTests(
-                "every test is visible, and a program that knows all its tests need not solve anything: give tests that the "
-                'prompt does not show as "hidden", or the list alone, without the word "visible", if all of them may decide'
+                "all tests are visible, so a program could pass without solving the task: give tests that the "
+                'prompt does not show as "hidden", or only the list, without "visible", if all of them may count'
             )
         return Tests(unseen, seen)
     return Tests(reader.read_suite(tests, in_json))
 
 
 def drop_known(hidden: Suite, visible: Suite) -> Suite:
-    """The hidden tests that ask what no visible one does: of the others the prompt gives the answer away."""
+    """Drop hidden tests that repeat a visible one, whose answer the prompt gives away."""
     calls, scripts = {write_question(case) for case in visible.calls}, {case.input.rstrip() for case in visible.scripts}
     return replace(
         hidden,
@@ -55,38 +54,38 @@ def drop_known(hidden: Suite, visible: Suite) -> Suite:
 
 
 def write_question(case: CallCase) -> str:
-    """Written out, for 1 and True are equal and not the same question."""
+    """Return a key for the call. As text, because 1 == True although they are different questions."""
     return repr((case.function, case.args, sorted(case.kwargs.items())))
 
 
 def unpack_json(cell: Any, in_json: bool = False) -> tuple[Any, bool]:
-    """A cell of JSON text as what it stands for, other text (test code) as it is; and whether it has been through JSON.
+    """Parse a cell of JSON text and keep other text (test code); returns the value and whether it went through JSON.
 
-    in_json: what the cell was taken from has.
+    in_json: the container of the cell went through JSON.
     """
     if isinstance(cell, str) and cell.lstrip().startswith(("[", "{")):
         try:
             return json.loads(cell), True
         except (ValueError, RecursionError) as problem:
-            raise UnusableTests(f"the tests begin like JSON and cannot be read as JSON ({problem})") from None
+            raise UnusableTests(f"the tests look like JSON but cannot be parsed ({problem})") from None
     return cell, in_json
 
 
 def unpack_arrays(value: Any, depth: int = 0, seen: dict[int, tuple[Any, Any]] | None = None) -> Any:
-    """numpy's arrays and numbers, at any depth, as the lists and numbers they hold: tables read from files are full of them.
+    """Replace numpy arrays and numbers, at any depth, by lists and numbers. Tables read from files contain them.
 
-    Each container is visited once, and none that lies deeper than a test's values may.
+    Each container is visited once, and only up to the depth that a test's values may have.
     """
     seen = {} if seen is None else seen
     kind = type(value)
     if kind.__module__ == "numpy" and hasattr(value, "tolist"):
-        listed = value.tolist()  # an array of objects may hold arrays again; of any other there is nothing left to do
+        listed = value.tolist()  # only an array of objects may contain arrays again
         return unpack_arrays(listed, depth + 1, seen) if isinstance(listed, list) and value.dtype.hasobject else listed
     if kind not in (list, tuple, dict) or depth > MAX_DEPTH:
         return value
     if id(value) not in seen:
-        # Beside the container itself: while it is kept here, no other can have its id. Its own unpacked form comes
-        # when that is known, for it may contain itself.
+        # Stored together with the container: while it is alive, no other object can have its id. Set before the content is
+        # unpacked, because a container may contain itself.
         seen[id(value)] = value, value
         items: Any = [unpack_arrays(item, depth + 1, seen) for item in value]
         if kind is dict:
@@ -100,7 +99,7 @@ def is_empty(tests: Any) -> bool:
 
 
 class SuiteReader:
-    """Reads one set of tests, in whatever format it is."""
+    """Reads one set of tests in any format."""
 
     def __init__(self, entry_point: str, prefix: str, packages: bool) -> None:
         self.entry_point, self.prefix, self.packages = entry_point, prefix, packages
@@ -155,7 +154,7 @@ class SuiteReader:
         return [self._read_call(item, rule)]
 
     def _read_table(self, item: Mapping[str, Any]) -> list[CallCase | StdinCase]:
-        """APPS: all inputs and all outputs side by side, with fn_name where a function is called."""
+        """Read APPS rows: all inputs and all outputs as lists, and fn_name if a function is called."""
         check_fields(item, ("inputs", "outputs", "fn_name", "tolerance"))
         inputs, outputs = item.get("inputs"), item.get("outputs")
         if not (isinstance(inputs, list | tuple) and isinstance(outputs, list | tuple)) or len(inputs) != len(outputs):
@@ -166,8 +165,8 @@ class SuiteReader:
             return [StdinCase(read_stream(one, "inputs"), read_stream(other, "outputs"), tolerance) for one, other in pairs]
         name = strip_solution(read_text(item, "fn_name"))
         if not all(isinstance(args, list | tuple) for args in inputs):
-            raise UnusableTests("inputs: beside fn_name each is the list of the function's arguments")
-        # APPS writes the result 5 as [5] in most rows and as 5 in others: its own checker takes both.
+            raise UnusableTests("inputs: with fn_name each input is the list of the function's arguments")
+        # APPS writes the result 5 as [5] in most rows and as 5 in others; its own checker accepts both.
         wrapped = bool(outputs) and all(isinstance(output, list) and len(output) == 1 for output in outputs)
         return [
             CallCase(name, tuple(args), {}, (output[0], output) if wrapped else (output,), "json", tolerance)
@@ -175,7 +174,9 @@ class SuiteReader:
         ]
 
     def _read_call(self, item: Mapping[str, Any], rule: Rule) -> CallCase:
-        """`rule`: JSON has one kind of list and writes 2.0 as 2, so an expected value from there cannot be strict."""
+        """Read a call. JSON has only one kind of list and writes 2.0 as 2, so `rule` is not strict for expected values from
+        JSON.
+        """
         check_fields(item, ("call", "args", "kwargs", "expected", "tolerance"))
         name = strip_solution(read_text(item, "call") or self.entry_point)
         args, kwargs = item.get("args", []), item.get("kwargs", {})
@@ -196,7 +197,7 @@ class SuiteReader:
 
 
 def drop_empty(item: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields with a value. Tables fill the fields of other rows with None; only an expected None can be meant."""
+    """Drop the fields without a value. Tables fill missing fields with None; only an expected None is meant."""
     kept = {key: value for key, value in item.items() if value is not None}
     if "expected" in item and not {"input", "output", "inputs", "outputs"} & kept.keys():
         kept["expected"] = item["expected"]
@@ -222,7 +223,7 @@ def read_stream(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise UnusableTests(f"{name}: text, or a list of lines, is expected, got {type(value).__name__}")
     if len(value) > MAX_STREAM_CHARS:
-        raise UnusableTests(f"{name}: more than {MAX_STREAM_CHARS} characters; a program that prints so much is ended")
+        raise UnusableTests(f"{name}: more than {MAX_STREAM_CHARS} characters; a program with that much output is ended")
     return value
 
 

@@ -1,9 +1,8 @@
-"""Does what a program gave equal what was expected? Plain values and standard output, compared on the host.
+"""Compares a program's values and standard output with the expected ones, on the host.
 
-Only exact built-in types take part, so no `__eq__` but Python's own ever runs here. The walk is a loop and not a
-recursion, follows the expected value, and compares lengths first: a program cannot make it deeper or longer than the
-test's author did. Differs from Python's `==` in that a bool is never a number (1 is not True, also as a key or inside
-a set) and that nan equals nan.
+Only exact built-in types take part, so no `__eq__` of the program runs here. The walk is a loop over the expected value and
+compares lengths first: a program cannot make it deeper or longer than the test's author did. It differs from Python's `==` in
+two ways: a bool is never a number (1 is not True, also as a key or in a set), and nan equals nan.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from itertools import chain
 from typing import Any, Literal
 
 Rule = Literal["strict", "value", "json", "truthy", "falsy"]
-"""How a returned value is held against the expected one.
+"""How a returned value is compared with the expected one.
 
-strict  the same type at every place: int is not float, list is not tuple, set is not frozenset
-value   as Python's ==: numbers by value, set like frozenset (the author of a test wrote ==)
-json    as value, and a tuple reads like a list (the expected value has been through JSON, which has no tuples)
-truthy  the author wrote `assert f(x)`: anything but None, False, zero and what is empty
-falsy   the author wrote `assert not f(x)`
+    strict  the same type at every place: int is not float, list is not tuple, set is not frozenset
+    value   as Python's ==: numbers by value, set like frozenset
+    json    as value, and a tuple equals a list, because JSON has no tuples
+    truthy  for `assert f(x)`: anything but None, False, zero and empty values
+    falsy   for `assert not f(x)`
 """
 
 MAX_DEPTH = 90
 MAX_NODES = 1_000_000
-"""Nesting and number of values in a test's arguments and expected value: a little less than the jail's pipe carries."""
+"""Limits on the depth and number of values in a test's arguments and expected value, slightly below those of the jail's pipe."""
 MAX_KEY_DEPTH = 20
-"""Nesting of a tuple or frozenset that is a key or a member: their hashes are recursive."""
+"""Limit on the nesting of a tuple or frozenset used as a key or member, whose hash is recursive."""
 
 NUMBERS = (int, float, complex)
 SCALARS = (bool, int, float, complex, str, bytes)
@@ -42,7 +41,7 @@ MAX_NUMBER_CHARS = 400
 
 
 class TooDeep(ValueError):
-    """A key or a member of a set that is nested deeper than MAX_KEY_DEPTH."""
+    """A key or set member is nested deeper than MAX_KEY_DEPTH."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -51,14 +50,14 @@ class TooDeep(ValueError):
 
 
 def holds(rule: Rule, value: Any, expected: Any = None, tolerance: float = 0.0) -> bool:
-    """Whether a returned plain value satisfies a test."""
+    """Return whether a returned plain value satisfies a test."""
     if rule in ("truthy", "falsy"):
         return type(value) in PLAIN_TYPES and bool(value) is (rule == "truthy")
     return same_value(value, expected, rule, tolerance)
 
 
 def same_value(value: Any, expected: Any, rule: Rule = "strict", tolerance: float = 0.0) -> bool:
-    """Whether two plain values are equal under `rule`; floats may differ by tolerance * max(1, |expected|)."""
+    """Return whether two plain values are equal under `rule`. Floats may differ by tolerance * max(1, |expected|)."""
     pending = [(value, expected)]
     visited = 0
     while pending:
@@ -77,7 +76,7 @@ def same_value(value: Any, expected: Any, rule: Rule = "strict", tolerance: floa
 
 
 def pair_parts(left: Any, right: Any, rule: Rule) -> list[tuple[Any, Any]] | None:
-    """What two containers hold, side by side; None where they differ already. The members of sets are compared here."""
+    """Return the items of two containers in pairs, or None if the containers already differ. Members of sets are compared here."""
     if len(left) != len(right):
         return None
     if isinstance(right, LISTS):
@@ -90,12 +89,12 @@ def pair_parts(left: Any, right: Any, rule: Rule) -> list[tuple[Any, Any]] | Non
         return None
     if isinstance(right, SETS):
         return []
-    # Two keys of a dict that the rule calls equal would hide one of its values.
+    # If the rule calls two keys of a dict equal, one value would be lost.
     return [(left[found[key]], right[wanted[key]]) for key in wanted] if len(found) == len(left) else None
 
 
 def are_comparable(left: type, right: type, rule: Rule) -> bool:
-    """Whether values of these types can be equal at all. What is no plain type equals nothing."""
+    """Return whether values of these types can be equal. Values that are not plain equal nothing."""
     if left is right or rule == "strict":
         return left is right and right in PLAIN_TYPES
     families = (NUMBERS, SETS, LISTS) if rule == "json" else (NUMBERS, SETS)
@@ -109,12 +108,12 @@ def same_scalar(left: Any, right: Any, tolerance: float) -> bool:
         return False
     try:
         return cmath.isfinite(left) and cmath.isfinite(right) and bool(abs(left - right) <= tolerance * max(1.0, abs(right)))
-    except OverflowError:  # an integer beyond the floats
+    except OverflowError:  # an integer beyond the range of floats
         return False
 
 
 def make_key(item: Any, rule: Rule, depth: int = 0) -> Any:
-    """A hashable stand-in for a key or member, equal for two of them exactly where the rule calls them equal."""
+    """Return a hashable key, equal for two members exactly if the rule calls them equal."""
     if depth > MAX_KEY_DEPTH:
         raise TooDeep
     kind = type(item)
@@ -131,7 +130,7 @@ def make_key(item: Any, rule: Rule, depth: int = 0) -> Any:
 
 
 def find_plain_problem(value: Any) -> str:
-    """Why a value of a test cannot be carried to the jail or compared; empty if it can."""
+    """Return why a value of a test cannot be sent to the jail or compared, or ""."""
     level: list[Any] = [value]
     visited, depth = 1, 0
     while level:
@@ -150,7 +149,7 @@ def find_plain_problem(value: Any) -> str:
             return f"a key or a member of a set is nested deeper than {MAX_KEY_DEPTH}"
         below: list[Collection[Any]] = [item for item in level if isinstance(item, CONTAINERS)]
         below += [item.values() for item in level if isinstance(item, dict)]
-        # Counted before it is copied: a structure that shares its parts can be exponentially longer than it looks.
+        # Counted before copying: a structure with shared parts can be exponentially larger than it looks.
         visited += sum(map(len, below))
         if visited > MAX_NODES:
             return f"it holds more than {MAX_NODES} values"
@@ -164,10 +163,10 @@ def find_plain_problem(value: Any) -> str:
 
 
 def same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
-    """Equal up to white space at the ends of lines and newlines at the end.
+    """Return whether two outputs are equal, ignoring white space at the ends of lines and empty lines at the end.
 
-    With a tolerance, words that are both decimal numbers may differ by tolerance * max(1, |expected|), and the white
-    space between words may differ too.
+    With a tolerance, words that are both decimal numbers may differ by tolerance * max(1, |expected|), and the white space
+    between words may differ.
     """
     left, right = split_lines(printed), split_lines(expected)
     if left == right:
@@ -182,7 +181,7 @@ def same_output(printed: str, expected: str, tolerance: float = 0.0) -> bool:
 
 
 def split_lines(text: str) -> list[str]:
-    """Only \\n ends a line: what other characters Python calls line breaks is for the program to get right."""
+    """Split at \\n only. Other line breaks known to Python do not end a line."""
     lines = [line.rstrip(" \t\r\f\v") for line in text.split("\n")]
     while lines and not lines[-1]:
         lines.pop()
@@ -197,7 +196,7 @@ def same_word(left: str, right: str, tolerance: float) -> bool:
 
 
 def read_number(word: str) -> float | None:
-    """A finite decimal number, or None: "nan", "inf" and "1_000" are words."""
+    """Return a finite decimal number, or None: "nan", "inf" and "1_000" are words."""
     if len(word) > MAX_NUMBER_CHARS or not word.isascii() or not DIGITS_AND_POINT.fullmatch(word):
         return None
     number = float(word)

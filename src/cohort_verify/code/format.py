@@ -1,8 +1,7 @@
-"""Where the program is in a completion. Nothing is parsed or compiled here: that is the jail's work.
+"""Finds the program in a completion. Nothing is parsed or compiled here; the jail does that.
 
-A parser of the trainer's own process would be fed with model output, and Python's can be made to overflow its stack or
-to think for minutes. So the search looks at lines only, in one pass, and whether the text found is a program at all is
-seen when the jail loads it.
+Hostile text can overflow the stack of Python's parser or keep it busy for minutes, so the trainer's process must not parse it.
+The search only looks at lines, in one pass. The jail finds out whether the text is a program.
 """
 
 from __future__ import annotations
@@ -20,11 +19,11 @@ TAGS = ("python", "python3", "py")
 
 @dataclass(frozen=True)
 class ProgramText:
-    """The program text of a completion."""
+    """The text of a completion's program."""
 
     text: str
     fenced: bool
-    """It stood in a fenced block. Where it did not, a text that is no Python at all was no attempt at a program."""
+    """It was in a fenced block. Otherwise text that is not Python counts as no answer rather than as a failed attempt."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Fence:
     tag: str
     indent: int
     bare: bool
-    """Nothing follows the marks: such a line can close a block."""
+    """Nothing follows the marks, so the line can close a block."""
 
 
 def find_program(
@@ -47,16 +46,16 @@ def find_program(
     entry_point: str = "",
     prefix: str = "",
 ) -> ProgramText | None:
-    """The last block marked as Python, else the last without a mark, else the whole answer; None where there is no text.
+    """Return the last block marked as Python, else the last unmarked one, else the whole answer; None without text.
 
-    The thinking is not searched: a draft is no answer. `prefix` is the start of the program that the prompt gave away
-    (HumanEval): a completion that does not define `entry_point` itself continues it; one that does gets what the prefix
-    has before that definition, its imports and helpers.
+    The thinking is not searched. `prefix` is the start of the program in the prompt (HumanEval). A completion that does not
+    define `entry_point` continues the prefix; one that does gets the imports and helpers that come before the definition in the
+    prefix.
     """
     answer = drop_thought(completion, inside_thought)
-    # A completion that opens a fence of its own has not gone on inside the prompt's.
+    # A completion that opens its own fence does not continue the prompt's.
     goes_on = answer == completion and read_fence(answer.lstrip().partition("\n")[0]) is None
-    blocks, _ = split_blocks(answer, find_open_fence(prompt) if goes_on else None)
+    blocks, _ = split_blocks(answer, split_blocks(find_continued_text(prompt))[1] if goes_on else None)
     marked = [block for tag, block in blocks if tag.lower() in tags] or [block for tag, block in blocks if not tag]
     text = marked[-1].removesuffix("\n") + "\n" if marked else answer
     if not text.strip() or (blocks and not marked):
@@ -65,7 +64,7 @@ def find_program(
 
 
 def drop_thought(completion: str, inside: bool = False) -> str:
-    """What follows the last </think>; nothing, where the thinking was begun and never ended."""
+    """Return the text after the last </think>, or "" if the thought is unclosed."""
     _, close, answer = completion.rpartition(CLOSE)
     if close:
         return answer
@@ -73,7 +72,7 @@ def drop_thought(completion: str, inside: bool = False) -> str:
 
 
 def starts_inside_thought(prompt: Any, prefilled: Any) -> bool:
-    """Whether the completion starts inside a thought that the prompt, or its chat template, has opened."""
+    """Return whether the prompt or its chat template has already opened a thought."""
     return prefilled if isinstance(prefilled, bool) else opens_block(prompt)
 
 
@@ -83,11 +82,9 @@ def starts_inside_thought(prompt: Any, prefilled: Any) -> bool:
 
 
 def split_blocks(text: str, start: Fence | None = None) -> tuple[list[tuple[str, str]], Fence | None]:
-    """The fenced blocks of a text that begins inside the fence `start`, if one is given, and the fence left open.
+    """Return the fenced blocks as (tag, content), and the fence left open. The text may begin inside the fence `start`.
 
-    Each is the word after its fence, and its lines.
-
-    A last block that nothing closes counts: a stop string may have taken its closing fence.
+    A last block without a closing fence counts: a stop string may have removed the fence.
     """
     blocks: list[tuple[str, str]] = []
     inside, lines = start, list[str]()
@@ -101,7 +98,7 @@ def split_blocks(text: str, start: Fence | None = None) -> tuple[list[tuple[str,
             blocks.append((inside.tag, "\n".join(lines)))
             inside = None
         else:
-            # A fence inside a list is indented, and so is its block; a function's body is indented more than its fence.
+            # A fence inside a list is indented, and so is its block. A function body is indented more than its fence.
             lines.append(line.removeprefix(" " * inside.indent))
     if inside is not None:
         blocks.append((inside.tag, "\n".join(lines)))
@@ -109,7 +106,7 @@ def split_blocks(text: str, start: Fence | None = None) -> tuple[list[tuple[str,
 
 
 def read_fence(line: str) -> Fence | None:
-    """Read by hand: regular expressions for this backtrack, and a line of a hundred thousand marks is a completion too."""
+    """Read a line as a fence. Not a regular expression: those backtrack on a line of a hundred thousand marks."""
     content = line.strip()
     mark = content[:1]
     if mark not in ("`", "~"):
@@ -122,18 +119,13 @@ def read_fence(line: str) -> Fence | None:
     return Fence(mark * count, words[0] if words else "", len(line) - len(line.lstrip(" ")), bare=not words)
 
 
-def find_open_fence(prompt: Any) -> Fence | None:
-    """The fence that the prompt ends inside of."""
-    return split_blocks(find_continued_text(prompt))[1]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
-# A program that begins in the prompt
+# Programs that begin in the prompt
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def defines_name(text: str, name: str) -> bool:
-    """Whether a line of the text defines, assigns or imports the name at the top level."""
+    """Return whether a line defines, assigns or imports the name at the top level."""
     word = re.escape(name)
     patterns = rf"(?:async[ \t]+)?def[ \t]+{word}\b|class[ \t]+{word}\b|{word}[ \t]*[=:]|(?:from|import)[ \t].*\b{word}\b"
     return re.search(rf"^(?:{patterns})", text, re.MULTILINE) is not None
@@ -145,12 +137,12 @@ def add_prefix(text: str, entry_point: str, prefix: str) -> str:
     if not entry_point or not defines_name(text, entry_point):
         return prefix + text
     head = find_prefix_head(prefix, entry_point)
-    # Such an import has to be the first statement of a file.
+    # A __future__ import has to be the first statement.
     return text if re.search(r"^from[ \t]+__future__\b", text, re.MULTILINE) else head + text
 
 
 def find_prefix_head(prefix: str, entry_point: str) -> str:
-    """What a prefix has before the definition of the entry point: imports and helpers."""
+    """Return the part of a prefix before the entry point's definition: imports and helpers."""
     found = list(re.finditer(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(entry_point)}\b", prefix, re.MULTILINE))
     return prefix[: found[-1].start()] if found else ""
 
@@ -161,10 +153,10 @@ def find_prefix_head(prefix: str, entry_point: str) -> str:
 
 
 def strip_solution(entry_point: str) -> str:
-    """Solution().two_sum is written as a method and called like a function."""
+    """Return f for Solution().f, which is defined as a method and called like a function."""
     return entry_point.removeprefix("Solution().").removeprefix("Solution.")
 
 
 def find_callable_name(text: str, function: str) -> str:
-    """How the jail is asked for the function: as a method of a new Solution where the program has only that."""
+    """Return the name to call in the jail: Solution.f if the program defines the function only as a method."""
     return f"Solution.{function}" if not defines_name(text, function) and defines_name(text, "Solution") else function

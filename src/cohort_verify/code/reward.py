@@ -1,11 +1,11 @@
-"""Does the completion's program pass the row's unit tests? It runs in a jail; the verdict is reached outside.
+"""Scores the program of a completion by the row's unit tests. It runs in a jail; the verdict is computed outside.
 
     code_tests(["```python\\ndef add(a, b): return a + b\\n```"], tests=[["assert add(2, 3) == 5"]])   ->  [1.0]
 
-Differs from the usual test runner in where the verdict lives. Nothing in the jail knows what is expected, and neither
-an exit status nor a printed "PASS" counts for anything: the program gives plain values, and the host compares them,
-type-strict. What a program does to its own process (exit, patched builtins, an `__eq__` that always agrees) can so only
-lose it points. A program that has run into a limit is not run again, so it costs about one limit, however many tests.
+Unlike in the usual test runner, expected values never enter the jail, and exit statuses and a printed "PASS" do not count. The
+program returns plain values, and the host compares them, including their types. Whatever a program does to its own process
+(exit, patched builtins, an `__eq__` that always agrees) can only cost it points. After a program has hit a limit it is not run
+again, so it costs about one limit regardless of the number of tests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 
 SCORINGS = ("fraction", "all")
 MAX_PARALLEL = 32
-"""Programs that run at the same time: one per core, at most this many."""
+"""Limit on programs that run in parallel; at most one per core."""
 
 
 def code_tests(
@@ -49,14 +49,15 @@ def code_tests(
     log_metric: Callable[[str, float], None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """The share of its tests that each completion's program passes; with scoring = "all", 1.0 for all of them and else 0.0.
+    """The share of its tests that each completion's program passes; with scoring = "all", 1.0 if it passes all of them, else
+    0.0.
 
-    `tests` holds calls, standard input, asserts or test code per row (docs/code-rewards.md). `entry_point` is the function
-    under test where the tests do not name it, `program_prefix` the start of the program that the prompt gives away. The
-    last block fenced with one of `tags`, else without a tag, is the program. `cpu_s` and `wall_s` are what one program may
-    take over all its tests; one that runs into a limit scores 0.0. With `packages`, programs and test code may import what
-    is installed beside the trainer (numpy, ...), else the standard library alone. None: the row cannot be scored, for its
-    tests are unusable or the jail failed.
+    `tests` contains calls, standard input, asserts or test code for each row (docs/code-rewards.md). `entry_point` is the
+    function under test if the tests do not name it; `program_prefix` is the start of the program in the prompt. The program is
+    the last block fenced with one of `tags`, else the last block without a tag. `cpu_s` and `wall_s` limit one program over all
+    its tests; hitting a limit scores 0.0. With `packages`, programs and test code may import installed packages (numpy, ...),
+    otherwise only the standard library. None means that the row cannot be scored, because its tests are unusable or the jail
+    failed.
     """
     if scoring not in SCORINGS:
         raise ValueError(f"scoring: {' or '.join(map(repr, SCORINGS))} is expected, got {scoring!r}")
@@ -82,7 +83,7 @@ def code_tests(
             prompt=starts[row],
             inside_thought=inside[row],
             tags=tags,
-            entry_point=entries[row] or find_function(suite),
+            entry_point=entries[row] or (suite.scored.calls[0].function if suite.scored.calls else ""),
             prefix=prefixes[row],
         )
         tasks.append(ProgramTask(program, suite) if program else Judgement.for_no_answer(suite))
@@ -98,11 +99,11 @@ def unusable(
     packages: Any = False,
     **columns: Any,
 ) -> list[str | None]:
-    """Per row: None, or why its tests can never score a program."""
+    """Return for each row why its tests can never score a program, or None."""
     count = len(tests)
     entries = [strip_solution(name) for name in spread_texts("entry_point", entry_point, count)]
     prefixes = spread_texts("program_prefix", program_prefix, count)
-    # All columns of the data come here, and one may be called packages.
+    # All columns of the data arrive here, and one may be named packages.
     read = read_rows(spread_column("tests", tests, count), entries, prefixes, packages is True)
     return [f"tests: {one}" if isinstance(one, str) else None for one in read]
 
@@ -113,7 +114,7 @@ def unusable(
 
 
 def spread_column(name: str, column: Any, count: int) -> list[Any]:
-    """One value per completion. Only `tests` cannot be one value for all: a text would be one test cell per letter."""
+    """Return one value per completion. `tests` cannot be a single text, which would give one test per letter."""
     if name != "tests" and (column is None or isinstance(column, str | bool)):
         return [column] * count
     if isinstance(column, str | Mapping) or not hasattr(column, "__len__"):
@@ -133,7 +134,7 @@ def spread_texts(name: str, column: Any, count: int) -> list[str]:
 
 
 def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[str], packages: bool) -> list[Tests | str]:
-    """The tests of each row, or why they cannot be used. The completions of a group share one object, read once."""
+    """Return the tests of each row, or the reason why they cannot be used. Cells shared by a group are read once."""
     known: dict[tuple[Any, ...], Tests | str] = {}
     read = []
     for cell, entry_point, prefix in zip(cells, entries, prefixes, strict=True):
@@ -147,27 +148,22 @@ def read_rows(cells: Sequence[Any], entries: Sequence[str], prefixes: Sequence[s
     return read
 
 
-def find_function(tests: Tests) -> str:
-    """The function under test, where the tests call one directly."""
-    return tests.scored.calls[0].function if tests.scored.calls else ""
+def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, report: Callable[..., None]) -> list[Judgement]:
+    """Judge programs in parallel, each distinct one once: the same text with the same tests gets the same verdict.
 
-
-def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, tell: Callable[..., None]) -> list[Judgement]:
-    """Programs side by side, each distinct one once: the same text on the same tests deserves the same verdict.
-
-    `tell` hears of every completion as soon as it is judged, from this thread alone.
+    `report` is called from this thread for every completion as soon as it is judged.
     """
     judged: dict[int, Judgement] = {}
     distinct: dict[tuple[str, int], tuple[ProgramTask, list[int]]] = {}
     for row, task in enumerate(tasks):
         if isinstance(task, Judgement):
             judged[row] = task
-            tell(row, task.verdict, task.detail)
+            report(row, task.verdict, task.detail)
         else:
             distinct.setdefault((task.program.text, id(task.tests)), (task, []))[1].append(row)
     if distinct:
         side_by_side = min(len(distinct), os.cpu_count() or 1, MAX_PARALLEL)
-        # Not as a context: that would wait for the programs that run, also on the way out of an interrupt.
+        # Not a `with` block: that would wait for running programs, also after an interrupt.
         threads = ThreadPoolExecutor(side_by_side, thread_name_prefix="code tests")
         try:
             futures = {threads.submit(judge_program, task, terms): rows for task, rows in distinct.values()}
@@ -175,7 +171,7 @@ def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, tell: Call
                 judgement = future.result()
                 for row in futures[future]:
                     judged[row] = judgement
-                    tell(row, judgement.verdict, judgement.detail)
+                    report(row, judgement.verdict, judgement.detail)
         finally:
             terms.given_up.set()
             threads.shutdown(wait=False, cancel_futures=True)
@@ -183,7 +179,7 @@ def judge_all(tasks: Sequence[ProgramTask | Judgement], terms: Terms, tell: Call
 
 
 def warn_unscored(row: int, verdict: str, detail: str) -> None:
-    """Called without a runner, at least what could not be scored is said."""
+    """Log what could not be scored if no runner collects the verdicts."""
     if verdict == INFRASTRUCTURE:
         logger.warning("code_tests: completion %d is not scored: %s", row, detail)
 
@@ -193,7 +189,7 @@ def log_judgements(
     log_extra: Callable[[str, list[Any]], None] | None,
     log_metric: Callable[[str, float], None] | None,
 ) -> None:
-    """Counts of every completion beside the rollouts, and the shares as metrics; of visible tests where there are any."""
+    """Log counts per completion and shares as metrics, for visible tests too if there are any."""
     columns = {"pass_rate": ("tests_passed", "tests_total"), "visible_pass_rate": ("visible_passed", "visible_total")}
     metrics = {"all_passed": [float(one.verdict == "right") for one in judgements if one.score is not None]}
     for metric, (passed, total) in columns.items():
@@ -204,12 +200,12 @@ def log_judgements(
             log_extra(total, [of for _, of in counts])
     if log_metric is not None:
         for metric, values in metrics.items():
-            for value in values:  # one at a time, as TRL takes them
+            for value in values:  # TRL expects one value per call
                 log_metric(metric, value)
 
 
-# There is no `extract`: two programs that differ in a name or a space are one answer, so a majority of equal texts says
-# nothing, and what would be worth a vote, their outputs on inputs without a known result, is no part of a test row.
+# No `extract`: programs that differ in a name or a space are the same answer, so a vote over equal texts is meaningless.
+# Outputs on inputs without a known result would be worth a vote, but test rows have no such inputs.
 code_tests.per_completion = True  # type: ignore[attr-defined]
 code_tests.supervised = True  # type: ignore[attr-defined]
 code_tests.jailed = True  # type: ignore[attr-defined]

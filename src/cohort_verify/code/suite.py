@@ -1,4 +1,4 @@
-"""What the tests of a row ask of a program: calls, scripts, and checks that run trusted code."""
+"""The cases that a row's tests consist of: calls, scripts, and checks that run trusted code."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cohort_verify.code.compare import Rule
 
 
 class UnusableTests(ValueError):
-    """The tests of a row cannot score any program; the message says why."""
+    """The tests of a row cannot score any program; the message gives the reason."""
 
 
 @dataclass(frozen=True)
 class CallCase:
-    """Call a function of the program; one of the accepted values must come back."""
+    """Call a function of the program; it must return one of the accepted values."""
 
     function: str
     args: tuple[Any, ...] = ()
@@ -27,7 +27,7 @@ class CallCase:
 
 @dataclass(frozen=True)
 class StdinCase:
-    """Run the program on this standard input; it must print this output and end well."""
+    """Run the program with this standard input; it must print this output and exit with status 0."""
 
     input: str
     output: str
@@ -36,18 +36,18 @@ class StdinCase:
 
 @dataclass(frozen=True)
 class Suite:
-    """The cases of one set of tests, by the way they are run."""
+    """The cases of one set of tests."""
 
     calls: tuple[CallCase, ...] = ()
     scripts: tuple[StdinCase, ...] = ()
     checks: tuple[str, ...] = ()
-    """Trusted code, each text of which must run to its end without an exception."""
+    """Trusted code. Each text must run to its end without an exception."""
     setup: str = ""
-    """Runs before the checks; it never calls the program, so that a program cannot break it."""
+    """Code that runs before the checks. It never calls the program, so a program cannot break it."""
     proxies: Mapping[str, str] = field(default_factory=dict)
-    """Names that checks call, and the function of the program behind each."""
+    """Name that checks call -> function of the program."""
     iterated: tuple[str, ...] = ()
-    """Names among the proxies that checks also call as ITERATED + name, for a list of what the call's value holds."""
+    """Proxies that checks also call as ITERATED + name, to get the result as a list."""
 
     @property
     def total(self) -> int:
@@ -56,7 +56,7 @@ class Suite:
 
 @dataclass(frozen=True)
 class Tests:
-    """What a row's reward is counted by, and the tests that the prompt shows, which a program must pass as well."""
+    """The tests that determine the reward, and the tests shown in the prompt, which a program must pass as well."""
 
     __test__ = False
 

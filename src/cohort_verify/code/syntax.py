@@ -1,6 +1,6 @@
-"""Questions about test code as a syntax tree: which names it reads, what can fail, what a program can change.
+"""Analyses the syntax trees of test code: which names it reads, what can fail, and what the program can change.
 
-Nothing is run here. The answers err on one side, said at each function, so that a test never means less than its text.
+Nothing is run. Where a function is not exact, its docstring says on which side it errs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ CATCHES_ASSERTS = ("AssertionError", "Exception", "BaseException")
 
 
 class NamedCall(ast.Call):
-    """For the type checker: a call of a plain name."""
+    """A call of a plain name, for the type checker."""
 
     func: ast.Name
 
@@ -51,7 +51,7 @@ def walk_all(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
 
 
 def walk_at_once(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
-    """The nodes that run when the statements are met: all but the bodies of functions."""
+    """Yield the nodes that run when the statements are executed: all but the bodies of functions."""
     pending = list(statements)
     while pending:
         node = pending.pop()
@@ -63,7 +63,7 @@ def walk_at_once(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
 
 
 def walk_uncaught(statements: Iterable[ast.AST]) -> Iterable[ast.AST]:
-    """The nodes, less those under a `try` whose `except` would catch a failing assert too: such an assert fails no test."""
+    """Yield all nodes except those under a `try` whose `except` also catches a failing assert, which fails no test."""
     pending = list(statements)
     while pending:
         node = pending.pop()
@@ -85,7 +85,7 @@ def catches_asserts(kind: ast.expr | None) -> bool:
 
 
 def pick_loaded(nodes: Iterable[ast.AST]) -> set[str]:
-    """Names that are read among these very nodes, not below them."""
+    """Return the names that these nodes read, not those below them."""
     return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
 
 
@@ -94,7 +94,7 @@ def find_loaded(statements: Iterable[ast.AST]) -> set[str]:
 
 
 def find_bound(statements: Iterable[ast.AST]) -> set[str]:
-    """Every name that is given a value anywhere in the statements, whatever its scope."""
+    """Return every name assigned anywhere in the statements, regardless of scope."""
     names: set[str] = set()
     for node in walk_all(statements):
         match node:
@@ -108,7 +108,7 @@ def find_bound(statements: Iterable[ast.AST]) -> set[str]:
 
 
 def find_used(statement: ast.stmt) -> set[str]:
-    """Names whose earlier value the statement reads."""
+    """Return the names whose earlier value the statement reads."""
     changed = {
         node.target.id for node in ast.walk(statement) if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
     }
@@ -116,7 +116,7 @@ def find_used(statement: ast.stmt) -> set[str]:
 
 
 def find_changed(statement: ast.stmt) -> set[str]:
-    """Names whose objects the statement changes: `seen.append(x)`, `seen[i] = x`."""
+    """Return the names of objects that the statement modifies: `seen.append(x)`, `seen[i] = x`."""
     names: set[str] = set()
     for node in ast.walk(statement):
         match node:
@@ -128,7 +128,7 @@ def find_changed(statement: ast.stmt) -> set[str]:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What fails a test, and what the program can change
+# Failing tests, and values of the program
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -140,7 +140,7 @@ def can_fail(node: ast.AST, asserting: set[str]) -> bool:
 
 
 def find_asserting(statements: Iterable[ast.stmt]) -> set[str]:
-    """Functions of the tests that can fail one: with an assert or raise in them, or a call of such a function."""
+    """Return the functions of the tests that can fail one: they contain an assert or raise, or call such a function."""
     functions = [node for node in walk_all(statements) if isinstance(node, FUNCTIONS)]
     found: set[str] = set()
     while True:
@@ -150,10 +150,11 @@ def find_asserting(statements: Iterable[ast.stmt]) -> set[str]:
         found |= more
 
 
-def reaches_program(statements: Iterable[ast.AST], functions: AbstractSet[str], fed: set[str]) -> bool:
-    """Whether the statements can call one of the program's functions, or read a name that a value of it is behind (`fed`).
+def reaches_program(statements: Iterable[ast.AST], functions: AbstractSet[str], tainted: set[str]) -> bool:
+    """Return whether the statements can call one of the program's functions, or read a tainted name, which may hold a value of
+    the program.
 
-    Comparing a function or asking whether it is callable is neither: its proxy is there whatever the program defines.
+    Comparing a function or testing whether it is callable does not count: its proxy exists whatever the program defines.
     """
     nodes = list(walk_all(statements))
     looked_at: set[int] = set()
@@ -162,13 +163,13 @@ def reaches_program(statements: Iterable[ast.AST], functions: AbstractSet[str], 
             looked_at |= {id(part) for part in (node.left, *node.comparators)}
         elif is_call(node, LOOKS_ONLY):
             looked_at |= {id(part) for part in node.args}
-    return bool(pick_loaded(nodes) & fed or pick_loaded(node for node in nodes if id(node) not in looked_at) & functions)
+    return bool(pick_loaded(nodes) & tainted or pick_loaded(node for node in nodes if id(node) not in looked_at) & functions)
 
 
-def find_fed(statements: Sequence[ast.stmt], functions: AbstractSet[str], known: Iterable[str] = ()) -> set[str]:
-    """Names of the tests that values of the program can be behind: variables, and helpers that call it.
+def find_tainted(statements: Sequence[ast.stmt], functions: AbstractSet[str], known: Iterable[str] = ()) -> set[str]:
+    """Return the names in the tests that may hold values of the program: variables, and helpers that call it.
 
-    Rather too many than too few: all names of a statement that reaches the program are, for it may put a value into any.
+    Errs on the side of too many: a statement that reaches the program taints all its names.
     """
     helpers = {one.name for one in statements if isinstance(one, DEFINITIONS)}
     imported = find_bound(node for node in walk_all(statements) if isinstance(node, IMPORTS))

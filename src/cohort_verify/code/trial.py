@@ -1,4 +1,4 @@
-"""One program on its tests: what it passes, how it fails, and what it is given of time and memory."""
+"""Runs one program on its tests, within its limits on time and memory."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ from cohort_verify.sandbox import Call, Limits, NotPlain, Run, run_calls, run_ch
 from cohort_verify.text import INFRASTRUCTURE, LIMIT_KINDS, shorten, show_value
 
 FREE_WALL_S = 0.25
-"""By the wall clock, per fresh process, not charged: what a busy machine takes to come round to it."""
+"""Wall-clock time of each process that is not charged, because a busy machine may start it late."""
 MAX_DETAIL_CHARS = 500
 
-LIMIT_WORDS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "output", "files": "files", "crash": "crash"}
-"""Ends of a run that the program caused, as verdicts. After one of them it is not run again."""
+LIMIT_ENDS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "output", "files": "files", "crash": "crash"}
+"""Ends of a run that the program caused -> verdicts. Afterwards it is not run again."""
 NOT_PYTHON = ("SyntaxError", "IndentationError", "TabError")
 
 
 @dataclass(frozen=True)
 class Terms:
-    """What holds for all programs of a batch."""
+    """Settings for all programs of a batch."""
 
     scoring: str
     limits: Limits
     packages: bool = False
     given_up: threading.Event = field(default_factory=threading.Event)
-    """Nobody waits for the verdicts any more."""
+    """The caller no longer waits for verdicts."""
 
 
 @dataclass(frozen=True)
 class ProgramTask:
-    """One program and the tests that it has to pass."""
+    """A program and its tests."""
 
     program: ProgramText
     tests: Tests
@@ -44,7 +44,7 @@ class ProgramTask:
 
 @dataclass(frozen=True)
 class Judgement:
-    """What became of one completion."""
+    """The result for one completion."""
 
     score: float | None
     verdict: str
@@ -63,13 +63,13 @@ class Judgement:
 
 
 def judge_program(task: ProgramTask, terms: Terms) -> Judgement:
-    """Hidden tests decide what a program earns; one that fails a test of its own prompt earns nothing."""
+    """Run the program. Hidden tests determine its score; a program that fails a visible test scores 0."""
     trial, hidden, visible = ProgramTrial(task.program, terms), task.tests.scored, task.tests.visible
     scored = trial.run_suite(hidden, stop_early=terms.scoring == "all")
     if trial.broken:
         return Judgement(None, INFRASTRUCTURE, trial.broken)
     passed = scored.passed == hidden.total if terms.scoring == "all" else scored.passed / hidden.total
-    # At a limit there is no partial credit: it would hang on the place of the test that did not end among the others.
+    # No partial credit at a limit: it would depend on the order of the tests.
     score = 0.0 if scored.limit else float(passed)
     seen = trial.run_suite(visible, stop_early=False) if visible else SuiteTally()
     if score and trial.broken:
@@ -81,13 +81,13 @@ def judge_program(task: ProgramTask, terms: Terms) -> Judgement:
 
 @dataclass
 class SuiteTally:
-    """How one program has fared on one suite so far."""
+    """The results of one program on one suite so far."""
 
     passed: int = 0
     failure: tuple[str, str] | None = None
-    """Verdict and detail of the first test that failed."""
+    """Verdict and detail of the first failed test."""
     limit: tuple[str, str] | None = None
-    """Of the first that ran into a limit."""
+    """Verdict and detail of the first test that hit a limit."""
 
     def add_failure(self, verdict: str, detail: str = "") -> None:
         failure = (verdict, shorten(detail[:MAX_DETAIL_CHARS]))
@@ -97,15 +97,15 @@ class SuiteTally:
 
 
 class ProgramTrial:
-    """One program on its tests, within one allowance of CPU and wall time for all of them."""
+    """Runs one program on its tests, with one budget of CPU and wall time for all of them."""
 
     def __init__(self, program: ProgramText, terms: Terms) -> None:
         self.program, self.terms = program, terms
         self.cpu_left, self.wall_left = terms.limits.cpu_s, terms.limits.wall_s
         self.ended: tuple[str, str] | None = None
-        """Verdict and detail of an end after which there is no other run."""
+        """Verdict and detail of an end after which there are no more runs."""
         self.broken = ""
-        """What failed on our side."""
+        """A failure that is not the program's fault."""
 
     def run_suite(self, suite: Suite, stop_early: bool) -> SuiteTally:
         tally = SuiteTally()
@@ -123,34 +123,36 @@ class ProgramTrial:
                     tally.add_failure(*self.ended or ("error", ""))
                     break
                 run(limits, tally)
-        except NotPlain as problem:  # of a test's arguments: what a program returns is part of a reply
+        except NotPlain as problem:  # in a test's arguments; in a program's result it would be part of the reply
             self.broken = f"tests: {problem}"
         return tally
 
     def _find_limits(self) -> Limits | None:
-        """Limits for the next run; None where there is to be none."""
+        """Return the limits for the next run, or None if there must not be one."""
         if self.terms.given_up.is_set():
             self.broken = "given up"
             return None
         if self.ended is None and min(self.cpu_left, self.wall_left) <= 0:
-            self.ended = ("timeout", "the tests before took all the time")
+            self.ended = ("timeout", "the earlier tests used all the time")
         if self.ended is not None:
             return None
         return replace(self.terms.limits, cpu_s=self.cpu_left, wall_s=self.wall_left + FREE_WALL_S)
 
     def _charge_run(self, run: Run) -> None:
-        """Pay for a run, and see whether it was the last."""
+        """Subtract the cost of a run, and record whether it was the last."""
         self.cpu_left -= run.cpu_s
         self.wall_left -= max(0.0, run.wall_s - FREE_WALL_S)
         if run.end == "infrastructure":
             self.broken = f"jail: {run.detail or 'it failed'}"
-        elif run.end in LIMIT_WORDS:
-            self.ended = (LIMIT_WORDS[run.end], run.detail)
+        elif run.end in LIMIT_ENDS:
+            self.ended = (LIMIT_ENDS[run.end], run.detail)
         elif run.end == "load":
             self.ended = (self._name_error(run.detail), run.detail)
 
     def _name_error(self, detail: str) -> str:
-        """The verdict on a program that did not load: what is no Python was an attempt only where it was fenced."""
+        """Return the verdict on a program that did not load. Text that is not Python counts as an attempt only if it was
+        fenced.
+        """
         if not detail.startswith(NOT_PYTHON):
             return "error"
         return "unparsed" if self.program.fenced else "no_answer"
@@ -161,11 +163,11 @@ class ProgramTrial:
         self._charge_run(run)
         for case, reply in zip(suite.calls, run.replies, strict=True):
             if reply is None:
-                # An end that is none of the limits: the program has left, and its other tests have failed with it.
+                # The program ended itself, so its remaining tests fail too.
                 self.ended = self.ended or ("error", f"the program ended: {run.detail}")
                 tally.add_failure(*self.ended)
             elif reply.raised == "NotPlain":
-                tally.add_failure("wrong", f"{show_call(case)} gave no plain value: {reply.detail}")
+                tally.add_failure("wrong", f"{show_call(case)} did not return a plain value: {reply.detail}")
             elif reply.raised:
                 word = "memory" if reply.raised == "MemoryError" else "error"
                 tally.add_failure(word, f"{show_call(case)} raised {reply.raised}: {reply.detail}")
@@ -217,12 +219,12 @@ class ProgramTrial:
 
 
 def write_iterations(names: Sequence[str], targets: Mapping[str, str]) -> str:
-    """Functions after the program that give lists of what its functions' values hold, with no name it may have taken."""
+    """Return code to append to a program: functions that return the items of its functions' results as a list."""
     text = ""
     for name in names:
         first, _, method = targets[name].partition(".")
         made = f"{first}().{method}" if method else first
-        # Where the program lacks the function it lacks this one as well, and the jail says so.
+        # If the program does not define the function, this one is missing too, and the jail reports that.
         text += f"\nif {first!r} in globals():\n    {ITERATED}{name} = lambda *args, **kwargs: [*{made}(*args, **kwargs)]\n"
     return text
 

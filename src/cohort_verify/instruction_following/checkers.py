@@ -1,4 +1,8 @@
-"""Checkers of the shape: placeholders, lists, sections, titles, answers of a fixed form, and JSON."""
+"""The checkers of instructions by id, and the readers of their arguments, which are validated before a run.
+
+First the wording: keywords, numbers of words and sentences, paragraphs, case, punctuation, the beginning and the end. Then the
+shape: placeholders, lists, sections, titles, fixed answers and JSON.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any
 
 Reader = Callable[[Any], Any]
-"""Reads an argument; ValueError with what is expected instead."""
+"""Reads an argument; raises ValueError with the expected kind."""
 WORD = re.compile(r"[^\W_]+(?:['’][^\W_]+)?")
 
 
 def has_word(text: str) -> bool:
-    """Whether there is a letter or a digit."""
+    """Return whether the text contains a letter or a digit."""
     return WORD.search(text) is not None
 
 
@@ -67,11 +71,11 @@ class Checker:
 
     follows: Callable[..., bool]
     readers: Mapping[str, Reader]
-    """Its arguments, all of them required."""
+    """Its arguments, all required."""
 
 
 CHECKERS: dict[str, Checker] = {}
-"""The checkers by id: IFEval's or IFBench's where the instruction is theirs."""
+"""The checkers by id. Instructions of IFEval and IFBench keep their ids."""
 
 
 def checker(name: str, **readers: Reader) -> Callable[[Callable[..., bool]], Callable[..., bool]]:
@@ -83,7 +87,9 @@ def checker(name: str, **readers: Reader) -> Callable[[Callable[..., bool]], Cal
 
 
 def read_instruction(entry: Any) -> tuple[str, Callable[[str], bool]]:
-    """(id, check of a text) of {"id": ..., arguments}; ValueError where the entry cannot be checked. None is no argument."""
+    """Return (id, check of a text) for {"id": ..., arguments}. Raises ValueError if the entry is invalid. None means no
+    argument.
+    """
     if not isinstance(entry, Mapping) or not isinstance(entry.get("id"), str):
         raise ValueError(f'an instruction is a dict such as {{"id": "punctuation:no_comma"}}, not {str(entry)[:100]!r}')
     name = entry["id"]
@@ -102,7 +108,7 @@ def read_instruction(entry: Any) -> tuple[str, Callable[[str], bool]]:
         except ValueError as problem:
             raise ValueError(f"{name}: {argument} = {str(given[argument])[:100]!r}: {problem}") from None
     check = functools.partial(known.follows, **given)
-    check("")  # arguments that contradict each other raise on any text
+    check("")  # contradictory arguments raise on any text
     return name, check
 
 

@@ -22,10 +22,10 @@ def instructions(
 ) -> list[float | None]:
     """1.0 where the completion follows all of the row's `instructions`, else 0.0; with mode = "share", the share it follows.
 
-    instructions   per row a list such as [{"id": "punctuation:no_comma"}, {"id": "json_record", "record": {"age": 4}}].
-    prompts        a completion that begins with a copy of its prompt has to follow them without the copy, too.
+        instructions   per row a list such as [{"id": "punctuation:no_comma"}, {"id": "json_record", "record": {"age": 4}}].
+        prompts        a completion that begins with a copy of its prompt must also follow them without the copy.
 
-    <think> blocks are left out. A row whose instructions cannot be checked has no score (None).
+    <think> blocks are ignored. A row whose instructions are invalid has no score (None).
     """
     check_arguments((), mode)
     scores: list[float | None] = []
@@ -39,7 +39,7 @@ def instructions(
 
 
 def score_completion(completion: str, entries: Any, prompt: Any, mode: str) -> tuple[float | None, str, str]:
-    """(score, verdict, the instructions that were not followed or what is wrong with the row)."""
+    """Return (score, verdict, the instructions not followed or the fault of the row)."""
     try:
         checks = read_instructions(entries)
     except ValueError as problem:
@@ -56,14 +56,14 @@ def score_completion(completion: str, entries: Any, prompt: Any, mode: str) -> t
 
 
 def is_followed(name: str, check: Callable[[str], bool], text: str, own: str) -> bool:
-    """Whether the text follows an instruction, and does without a copy of the prompt. A text without a word follows none."""
+    """Return whether the text follows an instruction, also without a copy of the prompt. A text without words follows none."""
     if not (has_word(own) or name == "json_record"):
         return False
     return check(text) and (own == text or name == "combination:repeat_prompt" or check(own))
 
 
 def drop_prompt(text: str, prompt: Any) -> str:
-    """The text without the copies of its prompt (of a chat, the last message) that it begins with."""
+    """Remove copies of the prompt (of a chat, its last message) from the beginning of the text."""
     asked = text_of(prompt).casefold().split() if prompt else []
     words, start = text.casefold().split(), 0
     while asked and words[start : start + len(asked)] == asked:
@@ -72,14 +72,14 @@ def drop_prompt(text: str, prompt: Any) -> str:
 
 
 def read_instructions(entries: Any) -> list[tuple[str, Callable[[str], bool]]]:
-    """The checks of a row; ValueError where it has none, or one that cannot be checked."""
+    """Return the checks of a row. Raises ValueError if there are none, or one is invalid."""
     if isinstance(entries, str | dict) or not isinstance(entries, Sequence) or not entries:
         raise ValueError(f"a list with at least one instruction is expected, not {str(entries)[:100]!r}")
     return [read_instruction(entry) for entry in entries]
 
 
 def find_unusable(instructions: Sequence[Any], **columns: Any) -> list[str | None]:
-    """Per row, why its instructions cannot be checked, or None."""
+    """Return for each row why its instructions are invalid, or None."""
     tried = [score_completion("", entries, None, "all") for entries in instructions]
     return [detail if word == "infrastructure" else None for _, word, detail in tried]
 

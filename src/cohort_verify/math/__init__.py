@@ -1,4 +1,4 @@
-"""Does the final answer equal the gold? find -> tokens -> readers -> compare here, symbolic in jailed workers.
+"""Compares final answers with reference answers: find -> text -> readers -> compare here, symbolic in jailed workers.
 
-answer.py is the reward; the rules it follows are written down, with examples, in docs/math-rewards.md.
+answer.py has the reward functions. docs/math-rewards.md explains the rules with examples.
 """

@@ -1,13 +1,12 @@
-r"""Does the completion's final answer equal the gold answer? Exact match, numbers, then mathematics in a jail.
+r"""Compares the final answer of a completion with the reference answer: exact match, then numbers, then algebra in a jail.
 
     math_answer([r"so \boxed{\frac{1}{\sqrt{2}}}"], answer=[r"\frac{\sqrt{2}}{2}"])   ->  [1.0]
 
-Differs from the usual verifiers in what it refuses to do. It takes an answer only from a marker and never guesses; it
-compares numbers as exact fractions, so 0.5 = 1/2 and 0.333 is not 1/3; 7% is not 7; a list of alternatives is not an
-answer; a gold answer it cannot use is an error of the row, never a reward. In the trainer every step is linear in the text
-and bounded; whatever needs more than exact arithmetic is compared in jailed worker processes with limits on CPU time,
-wall clock and memory (cohort_verify.math.symbolic), so no text can run code, hang the run or stall its threads. The rules
-are in docs/math-rewards.md.
+It is stricter than the usual verifiers. It takes an answer only from a marker and never guesses. It compares numbers as exact
+fractions: 0.5 = 1/2, but 0.333 is not 1/3 and 7% is not 7. A list of alternatives is not an answer. An unusable reference
+answer is an error of the row and never gives a reward. In the trainer's process every step is bounded and linear in the text.
+Anything beyond exact arithmetic is compared in jailed workers with limits on CPU time, wall clock and memory
+(cohort_verify.math.symbolic), so no text can run code or block the run. docs/math-rewards.md has the rules.
 """
 
 from __future__ import annotations
@@ -22,28 +21,40 @@ from typing import Any
 
 from cohort_verify import sandbox
 from cohort_verify.math.compare import ExactJudge, find_verdict
-from cohort_verify.math.find import PatternTimeout, find_answer, find_gold, guess_answer, refuse_gold, show_gold, write_gold
+from cohort_verify.math.find import (
+    PatternTimeout,
+    find_answer,
+    find_reference,
+    guess_answer,
+    refuse_reference,
+    show_reference,
+    write_reference,
+)
 from cohort_verify.math.kinds import Group, Reading, Relation, Value, find_value, list_leaves
 from cohort_verify.math.readers import read_answer
 from cohort_verify.math.text import MAX_ANSWER_CHARS, normalise
 from cohort_verify.math.words import read_plain_words
-from cohort_verify.text import list_golds, read_visible, text_of
+from cohort_verify.text import list_references, read_visible, text_of
 
 logger = logging.getLogger(__name__)
 
 ENTRY = "cohort_verify.math.symbolic:compare"
 MEMORY_MB = 1024
 SHARE = 0.5
-"""Of cpu_s, after which a comparison gives up by itself. One that cannot is killed at cpu_s, and its worker replaced."""
+"""Share of cpu_s after which a comparison stops by itself. If it cannot, the worker is killed at cpu_s and replaced."""
 PROBLEMS = {"cpu": "timeout", "wall": "timeout", "memory": "memory", "output": "crash", "files": "crash", "crash": "crash"}
-"""How a jailed worker ended, as a verdict."""
-KEPT_GOLDS, KEPT_CHARS = 4096, 2000
-NO_JAIL = "there is no jail on this machine, so answers are compared as text and as numbers only; `cohort doctor` says what is missing"
+"""How a jailed worker ended -> the verdict."""
+KEPT_REFERENCES, KEPT_CHARS = 4096, 2000
+NO_JAIL = (
+    "no jail works on this machine, so answers are compared only as text and numbers; `cohort doctor` shows what is missing"
+)
 
 
 @dataclass(frozen=True)
 class MathVerdict:
-    """right, wrong, unevaluated, no_answer, unparsed, timeout, memory, crash: the completion's doing. infrastructure: not."""
+    """A verdict: right, wrong, unevaluated, no_answer, unparsed, timeout, memory or crash; infrastructure if the completion is
+    not to blame.
+    """
 
     word: str
     detail: str = ""
@@ -66,43 +77,44 @@ def math_answer(
     log_metric: Callable[..., Any] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """1.0 where the completion's final answer equals the row's `answer`, else 0.0; None where the verifier itself failed.
+    """1.0 where the completion's final answer equals the row's `answer`, else 0.0; None if the verifier itself failed.
 
-    Where `answer` is a number, the final answer has to be one too: 95 + 82 scores 0.0 for 177, as `unevaluated`.
-    `pattern` is a regular expression for the final answer (its last match, group 1 if it has one), used where there is
-    no \\boxed{}. `tolerance` is an absolute difference that still counts as equal. `wall_s` and `cpu_s` limit the
-    comparison of one completion. Without `fast_path` everything is compared in the workers, which is slower and gives the
-    same verdicts. Raises on a gold answer that is empty or no answer at all.
+    If `answer` is a number, the final answer has to be one too: 95 + 82 scores 0.0 for 177, with the verdict `unevaluated`.
+    `pattern` is a regular expression for the final answer (its last match, group 1 if it has one), used where there is no
+    \\boxed{}. `tolerance` is an absolute difference that still counts as equal. `wall_s` and `cpu_s` limit the comparison of
+    one completion. Without `fast_path` everything is compared in the workers, which is slower and gives the same verdicts.
+    Raises ValueError for a reference answer that is empty or unusable.
     """
     if isinstance(tolerance, bool) or not isinstance(tolerance, int | float) or not 0 <= tolerance < math.inf:
         raise ValueError(f"tolerance: a number from 0 up is expected, got {tolerance!r}")
-    column = list_golds(answer, completions)
-    known = {key: find_gold(gold) for key, gold in {id(gold): gold for gold in column}.items()}  # one for a whole group
-    golds = [known[id(gold)] for gold in column]
+    column = list_references(answer, completions)
+    unique = {id(gold): gold for gold in column}  # the completions of a group share one object
+    known = {key: find_reference(gold) for key, gold in unique.items()}
+    references, count = [known[id(gold)] for gold in column], len(column)
     texts = [text_of(completion) for completion in completions]
     found = [find_or_refuse(text, pattern) for text in texts]
     guesses = [(guess_answer(text) if one == NO_ANSWER else None) or one for text, one in zip(texts, found, strict=True)]
     comparer = Comparer(Fraction(repr(float(tolerance))), fast_path, wall_s, cpu_s)
-    verdicts = comparer.judge(list(zip(found + guesses, golds + golds, strict=True)))
-    scores = {"strict": [one.score for one in verdicts[: len(golds)]], "lenient": [one.score for one in verdicts[len(golds) :]]}
+    verdicts = comparer.judge(list(zip(found + guesses, references + references, strict=True)))
+    strict, lenient = ([verdict.score for verdict in half] for half in (verdicts[:count], verdicts[count:]))
     if log_verdict is not None:
-        for row, verdict in enumerate(verdicts[: len(golds)]):
+        for row, verdict in enumerate(verdicts[:count]):
             log_verdict(row, verdict.word, verdict.detail)
     if log_extra is not None:
-        log_extra("lenient", scores["lenient"])
+        log_extra("lenient", lenient)
     if log_metric is not None:
-        for name, values in scores.items():
-            for score in values:  # one at a time, as TRL takes them
+        for name, scores in (("strict", strict), ("lenient", lenient)):
+            for score in scores:  # TRL expects one value per call
                 if score is not None:
                     log_metric(name, score)
-    return scores["strict"]
+    return strict
 
 
-NO_ANSWER = MathVerdict("no_answer", "there is no marker with an answer")
+NO_ANSWER = MathVerdict("no_answer", "no marker with an answer")
 
 
-find_kept = functools.lru_cache(maxsize=KEPT_GOLDS)(find_answer)
-"""For short texts: an answer is looked for to be compared, and again to be voted on. A pattern that took too long is tried anew."""
+find_kept = functools.lru_cache(maxsize=KEPT_REFERENCES)(find_answer)
+"""Caches short texts: an answer is extracted once for the score and again for the majority vote. Timeouts are not cached."""
 
 
 def find_or_refuse(text: str, pattern: str) -> str | MathVerdict:
@@ -114,7 +126,7 @@ def find_or_refuse(text: str, pattern: str) -> str | MathVerdict:
 
 
 def extract(completion: str, pattern: str = "") -> str | None:
-    """The answer that is compared, in one form for all spellings of a number ("0.50" and 1/2 are both "1/2")."""
+    """Return the extracted answer, with one spelling per number: "0.50" and 1/2 both give "1/2"."""
     found = find_or_refuse(completion, pattern)
     if isinstance(found, MathVerdict):
         return None
@@ -132,26 +144,26 @@ def extract(completion: str, pattern: str = "") -> str | None:
 
 
 def unusable(answer: Sequence[Any], wall_s: float = 10.0, cpu_s: float = 2.0, **columns: Any) -> list[str | None]:
-    """Per row, why its gold answer can never be scored, or None: each is read, and evaluated in a worker, before the run."""
+    """Return for each row why its reference answer can never be scored, or None. Reads each one and evaluates it in a worker."""
     texts: dict[int, str] = {}
     reasons: list[str | None] = []
     for row, gold in enumerate(answer):
         try:
-            texts[row] = find_gold(gold)
+            texts[row] = find_reference(gold)
             reasons.append(None)
         except ValueError as error:
             reasons.append(str(error))
-    problems = Comparer(Fraction(0), True, wall_s, cpu_s).check_golds(list(texts.values()))
+    problems = Comparer(Fraction(0), True, wall_s, cpu_s).check_references(list(texts.values()))
     for row, problem in zip(texts, problems, strict=True):
-        reasons[row] = str(refuse_gold(answer[row], problem)) if problem else None
+        reasons[row] = str(refuse_reference(answer[row], problem)) if problem else None
     return reasons
 
 
 def exact_match(completions: Sequence[Any], answer: Sequence[Any], ignore_case: bool = False, **columns: Any) -> list[float]:
-    """1.0 where the completion (outside <think>, outer spaces aside) is the row's `answer`, letter for letter."""
-    golds = [read_whole(write_gold(gold), ignore_case) for gold in list_golds(answer, completions)]
+    """1.0 where the completion (without <think> and outer spaces) is exactly the row's `answer`, else 0.0."""
+    references = [read_whole(write_reference(gold), ignore_case) for gold in list_references(answer, completions)]
     texts = [read_whole(text_of(completion), ignore_case) for completion in completions]
-    return [float(text == gold) for text, gold in zip(texts, golds, strict=True)]
+    return [float(text == gold) for text, gold in zip(texts, references, strict=True)]
 
 
 def read_whole(completion: str, ignore_case: bool = False) -> str:
@@ -165,35 +177,37 @@ def read_whole(completion: str, ignore_case: bool = False) -> str:
 
 
 @dataclass(frozen=True)
-class Gold:
+class Reference:
     reading: Reading
     words: str
-    """Of a gold that is no mathematics but can be an answer (June 20), the words it is compared by; "" for any other."""
+    """Words to compare by, if the answer is plain text such as June 20, else ""."""
     problem: str
-    """Why no spelling but its own could ever match it; "" for nothing."""
+    """Why only its own spelling could match it, else ""."""
     needs_worker: bool
 
 
-@functools.lru_cache(maxsize=KEPT_GOLDS)
-def read_gold(text: str) -> Gold:
+@functools.lru_cache(maxsize=KEPT_REFERENCES)
+def read_reference(text: str) -> Reference:
     reading = read_answer(text)
     leaves = list(list_leaves(reading))
     refused = next((leaf.refused for leaf in leaves if leaf.refused), "")
     words = read_plain_words(text) if refused else ""
-    return Gold(reading, words, "" if words else refused, not refused and any(leaf.exact is None for leaf in leaves))
+    return Reference(reading, words, "" if words else refused, not refused and any(leaf.exact is None for leaf in leaves))
 
 
 class Comparer:
-    """Judges (found, gold) pairs: those it can in this process, the others in the jailed workers."""
+    """Judges (found, reference) pairs: in this process where possible, otherwise in the jailed workers."""
 
     checked: dict[str, str] = {}
-    """Golds that a worker was asked about, and what is wrong with them ("" for nothing)."""
+    """Reference answers checked by a worker -> the problem found, or ""."""
 
     def __init__(self, tolerance: Fraction, fast_path: bool, wall_s: float, cpu_s: float) -> None:
         self.tolerance, self.fast_path, self.wall_s, self.cpu_s = tolerance, fast_path, wall_s, cpu_s
 
     def judge(self, questions: Sequence[tuple[str | MathVerdict, str]]) -> list[MathVerdict]:
-        """One verdict per pair; what has one already keeps it. Equal pairs, the rule in a group of completions, are compared once."""
+        """Return one verdict per pair, keeping verdicts that are already given. Equal pairs, common within a group, are
+        compared once.
+        """
         verdicts: dict[tuple[str | MathVerdict, str], MathVerdict] = {}
         remaining: list[tuple[str, str]] = []
         for found, gold in dict.fromkeys(questions):
@@ -206,11 +220,11 @@ class Comparer:
         return [verdicts[question] for question in questions]
 
     def compare_here(self, found: str, text: str) -> MathVerdict | None:
-        """The verdict of exact and numeric matching; None where they cannot tell."""
+        """Return the verdict of exact and numeric matching, or None if undecided."""
         if len(found) > MAX_ANSWER_CHARS:
             is_same_text = found.strip() == text.strip()
             return MathVerdict("right") if is_same_text else MathVerdict("unparsed", "the answer is too long to be read")
-        gold = read_gold(text)
+        gold = read_reference(text)
         is_same_text = normalise(found) == normalise(text)
         if gold.words:
             return MathVerdict("right" if is_same_text or read_plain_words(found) == gold.words else "wrong")
@@ -219,8 +233,8 @@ class Comparer:
         judge = ExactJudge(self.tolerance)
         word = "right" if is_same_text else find_verdict(read_answer(found), gold.reading, judge)
         if gold.problem and word not in ("right", None):
-            return blame_gold(text, gold.problem)
-        detail = (judge.unread or judge.gold_unread) if word == "unparsed" else ""
+            return blame_reference(text, gold.problem)
+        detail = (judge.unread or judge.reference_unread) if word == "unparsed" else ""
         return MathVerdict(word, detail) if word else None
 
     def compare_in_workers(self, questions: Sequence[tuple[str, str]]) -> list[MathVerdict]:
@@ -230,7 +244,9 @@ class Comparer:
         return [self.read_verdict(answer, gold) for answer, (_, gold) in zip(answers, questions, strict=True)]
 
     def ask(self, messages: Sequence[dict[str, Any]]) -> list[sandbox.Answer] | None:
-        """None: there is no jail here, and without one no model text is given to a computer algebra system."""
+        """Send messages to the workers. Returns None without a jail: no model text may reach a computer algebra system outside
+        one.
+        """
         if not messages:
             return []
         limits = sandbox.Limits(cpu_s=self.cpu_s, wall_s=self.wall_s, memory_mb=MEMORY_MB)
@@ -242,56 +258,55 @@ class Comparer:
         try:
             pool = sandbox.shared_pool(ENTRY, limits=limits, retire_after=was_stopped_midway)
             return pool.ask_many([{**message, "cpu_s": SHARE * self.cpu_s} for message in messages], limits)
-        except (
-            sandbox.JailUnavailable
-        ) as problem:  # this machine has a jail, which fails just now: no one's answer is worse for it
+        except sandbox.JailUnavailable as problem:  # the jail exists but fails just now, which says nothing about the answers
             return [sandbox.Answer(problem="infrastructure", detail=str(problem))] * len(messages)
 
     def read_verdict(self, answer: sandbox.Answer, gold: str) -> MathVerdict:
         if answer.problem == "infrastructure":
             return MathVerdict("infrastructure", answer.detail)
-        word, detail = read_said(answer, "verdict"), read_said(answer, "detail")
+        word, detail = read_field(answer, "verdict"), read_field(answer, "detail")
         if word in ("right", "wrong", "unevaluated") and not answer.problem:
             return MathVerdict(word)
         if answer.problem:
-            # An exception of the verifier on this text is the text's doing too: else a way out of being scored.
+            # An exception of the verifier counts against the text that caused it. Otherwise it would be a way to avoid being
+            # scored.
             word, detail = PROBLEMS.get(answer.problem, "unparsed"), answer.detail
-        # Only what `unusable` says of the gold by itself excuses a row: else a completion could make itself unscored.
-        if word in ("gold", "timeout", "memory", "crash") and (problem := self.check_golds([gold])[0]):
-            return blame_gold(gold, problem)
+        # Only a reference answer that fails on its own excuses the row. Otherwise a completion could make itself unscored.
+        if word in ("gold", "timeout", "memory", "crash") and (problem := self.check_references([gold])[0]):
+            return blame_reference(gold, problem)
         return MathVerdict(word if word in ("unparsed", "timeout", "memory", "crash") else "unparsed", detail)
 
-    def check_golds(self, golds: Sequence[str]) -> list[str]:
-        """What is wrong with each gold by itself, which is not the completion's doing; "" for nothing, or without a jail to ask in."""
-        todo = [gold for gold in dict.fromkeys(golds) if gold not in self.checked and read_gold(gold).needs_worker]
+    def check_references(self, references: Sequence[str]) -> list[str]:
+        """Return the problem of each reference answer on its own; "" if there is none, or no jail to check it in."""
+        todo = [gold for gold in dict.fromkeys(references) if gold not in self.checked and read_reference(gold).needs_worker]
         answers = self.ask([{"gold": gold} for gold in todo])
         for gold, answer in zip(todo, answers or [], strict=False):
             if answer.problem == "infrastructure":
                 continue
-            if len(self.checked) >= KEPT_GOLDS:
+            if len(self.checked) >= KEPT_REFERENCES:
                 self.checked.clear()
             self.checked[gold] = (
-                f"evaluating it ended with: {answer.problem}" if answer.problem else read_said(answer, "detail")
+                f"evaluating it ended with: {answer.problem}" if answer.problem else read_field(answer, "detail")
             )
-        return [read_gold(gold).problem or self.checked.get(gold, "") for gold in golds]
+        return [read_reference(gold).problem or self.checked.get(gold, "") for gold in references]
 
 
-def read_said(answer: sandbox.Answer, key: str) -> str:
+def read_field(answer: sandbox.Answer, key: str) -> str:
     return str(answer.value.get(key, "")) if isinstance(answer.value, dict) else ""
 
 
-def blame_gold(gold: str, problem: str) -> MathVerdict:
-    return MathVerdict("infrastructure", f"the gold answer {show_gold(gold)} cannot be used: {problem}")
+def blame_reference(gold: str, problem: str) -> MathVerdict:
+    return MathVerdict("infrastructure", f"the reference answer {show_reference(gold)} cannot be used: {problem}")
 
 
 def was_stopped_midway(answer: sandbox.Answer) -> bool:
-    """A comparison that ran out of time may have left a table of the algebra system half built, for good."""
-    return read_said(answer, "verdict") == "timeout"
+    """Return whether a comparison was interrupted, which may leave the algebra system's caches broken."""
+    return read_field(answer, "verdict") == "timeout"
 
 
 @functools.cache
 def warn_without_jail(problem: str) -> None:
-    """Said once."""
+    """Log the warning once."""
     logger.warning("math_answer: %s (%s)", NO_JAIL, problem)
 
 

@@ -1,8 +1,8 @@
-r"""Is one answer the same as another? Rules about the kinds of answers; single expressions are left to a judge.
+r"""Compares an answer with the reference answer by rules for each kind of answer; a judge compares single expressions.
 
-There are two judges: `ExactJudge` (cohort_verify.math.compare), for the trainer, knows exact rational numbers and equal trees and
-leaves the rest open; the one of cohort_verify.math.symbolic, in a jailed worker, decides the rest. Each question has three answers:
-yes, no, and None for open. The rules are written down with examples in docs/math-rewards.md.
+`ExactJudge`, for the trainer's process, knows exact rational numbers and equal trees and leaves the rest undecided. The judge
+of cohort_verify.math.symbolic, in a jailed worker, decides the rest. Each comparison gives True, False, or None for undecided.
+docs/math-rewards.md has the rules with examples.
 """
 
 from __future__ import annotations
@@ -34,22 +34,25 @@ from cohort_verify.math.words import find_time, is_same_time
 
 Decision = bool | None
 Sides = tuple[Node, Node]
-"""Left and right of an equation or inequality."""
+"""Left and right side of an equation or inequality."""
 
 
 class ExactJudge:
-    """Exact rational numbers and equal trees. Remembers what it could not read, and on which side."""
+    """Compares exact rational numbers and trees. Records what it could not read, and on which side."""
 
     def __init__(self, tolerance: Fraction = Fraction(0)) -> None:
         self.tolerance = tolerance
-        self.unread = self.gold_unread = ""
+        self.unread = self.reference_unread = ""
         self.unevaluated = self.evaluates = False
-        """Whether something had the right value and was no numeral where the gold is one; and whether that counts."""
+        """`unevaluated`: an answer had the right value but is not a numeral, as the reference answer is. `evaluates`: that
+        still counts as right."""
 
     def compare_evaluated(self, found: Value, gold: Value) -> Decision:
-        """The same where nothing may be left to evaluate: for a gold that is a number, 95 + 82 and 354/2 are not 177."""
+        """Compare values where nothing may be left to evaluate: 95 + 82 and 354/2 are not accepted for the reference answer
+        177.
+        """
         decision = self.compare_values(found, gold, self.tolerance)
-        is_free = gold.denominator in (None, found.denominator)  # 10/4 is written as its gold 10/4 is
+        is_free = gold.denominator in (None, found.denominator)  # the reference answer 10/4 accepts 10/4
         return decision if is_free or found.is_numeral else self.refuse_unevaluated(decision)
 
     def refuse_unevaluated(self, decision: Decision) -> Decision:
@@ -57,9 +60,9 @@ class ExactJudge:
         return False if decision and not self.evaluates else decision
 
     def compare_values(self, found: Value, gold: Value, tolerance: Fraction) -> Decision:
-        """Whether two expressions are the same number, or the same function of their variables."""
+        """Return whether two expressions are the same number, or the same function of their variables."""
         if found.doubtful and found.unit != gold.unit:
-            self.unread = "there are words in it that are no unit"
+            self.unread = "it contains words that are not a unit"
             return False
         if found.node is not None and gold.node is not None:
             if found.node == gold.node:
@@ -71,13 +74,13 @@ class ExactJudge:
         if found.text == gold.text and found.unit == gold.unit:
             return True
         if gold.refused:
-            self.gold_unread = gold.refused
+            self.reference_unread = gold.refused
         elif found.refused:
             self.unread = found.refused
         return False if gold.refused or found.refused else None
 
     def compare_relations(self, found: Sides, gold: Sides, directed: bool) -> Decision:
-        """Whether left - right is a constant multiple of the other one's; directed: a positive multiple."""
+        """Return whether one left - right is a constant multiple of the other; with `directed`, a positive multiple."""
         return True if found == gold else None
 
 
@@ -100,19 +103,19 @@ def any_of(decisions: Sequence[Decision]) -> Decision:
 
 
 def find_verdict(found: Reading, gold: Reading, judge: ExactJudge) -> str | None:
-    """right, wrong, unparsed, or unevaluated for what would be right if it were worked out; None for open."""
+    """Return right, wrong, unparsed, or unevaluated (right once it is worked out); None for undecided."""
     decision = is_same(found, gold, judge)
     if decision is False and judge.unevaluated:
         judge.evaluates = True
         decision = is_same(found, gold, judge)
         return "unevaluated" if decision else ("wrong" if decision is False else None)
-    if decision is False and (judge.unread or judge.gold_unread):
+    if decision is False and (judge.unread or judge.reference_unread):
         return "unparsed"
     return {True: "right", False: "wrong"}.get(decision)  # type: ignore[arg-type]
 
 
 def is_same(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
-    """Whether `found` is the answer `gold`. Not symmetric: the gold answer says what was asked for."""
+    """Return whether `found` answers the question whose answer is `gold`. Not symmetric: `gold` determines the kind of answer."""
     if isinstance(gold, Group) and gold.grouped is not None:
         return any_of([is_same(found, gold.grouped, judge), is_same(found, Group("", gold.items), judge)])
     if isinstance(found, Group) and found.grouped is not None:
@@ -127,9 +130,7 @@ def is_same(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
     if (wanted := find_time(gold)) is not None:
         if (time := find_time(found)) is not None:
             return is_same_time(time, wanted)
-        if math.gcd(wanted.hour, *wanted.rest) > 1 and not is_kind(
-            found, "{}", 1
-        ):  # 10:30 is a time, and so in proportion to nothing
+        if math.gcd(wanted.hour, *wanted.rest) > 1 and not is_kind(found, "{}", 1):  # 10:30 is a time, not a ratio
             return False
     if isinstance(found, Words) or isinstance(gold, Words):
         return isinstance(found, Words) and isinstance(gold, Words) and bool(gold.text) and found.text == gold.text
@@ -140,7 +141,7 @@ def is_same(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
 
 
 def differ_in_degrees(found: Value, gold: Value) -> bool:
-    r"""\pi^\circ is no \pi: an angle with pi in it is in radians, where degrees are not written."""
+    r"""Return whether one side is in degrees and the other, which contains pi without a degree sign, in radians."""
     return (
         "degree" in (found.unit, gold.unit)
         and found.unit != gold.unit
@@ -159,7 +160,7 @@ def is_kind(reading: Reading, kind: str, length: int | None = None) -> TypeGuard
 
 
 def find_letter(reading: Reading) -> str:
-    """The letter that an answer is, "" if it is none."""
+    """Return the letter if the answer is a single letter, else ""."""
     if isinstance(reading, Words):
         return reading.text if reading.label else ""
     node = reading.node if isinstance(reading, Value) and not reading.unit else None
@@ -167,12 +168,14 @@ def find_letter(reading: Reading) -> str:
 
 
 def is_same_letter(found: str, gold: str, marked: bool) -> bool:
-    """A choice, marked as (A) or one of the first capitals, has no case; any other may be a variable, and X is not x."""
+    """Compare letters. Case is ignored for a choice, written as (A) or one of A to E; other letters may be variables, and X is
+    not x.
+    """
     return found == gold or ((marked or gold in "ABCDE") and found.casefold() == gold.casefold())
 
 
 def is_same_choice(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
-    """A letter and what it stands for, on one side or on both, where what it stands for must not differ."""
+    """Compare a letter with its meaning, on one side or both. Two meanings must not differ."""
     if not is_kind(gold, "choice"):
         assert isinstance(found, Group)
         return is_same(found.items[0 if find_letter(gold) else 1], gold, judge)
@@ -189,7 +192,7 @@ def is_same_choice(found: Reading, gold: Reading, judge: ExactJudge) -> Decision
 
 DOTS = Words(r"\ldots")
 PART_OF_TIME = re.compile(r"0\d*")
-"""0, 00 and 05 are parts of a time: nothing is in proportion to nothing, and no ratio is written with leading zeros."""
+"""0, 00 and 05 are parts of a time: a ratio has no zeros and no leading zeros."""
 
 
 def is_same_group(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
@@ -212,7 +215,7 @@ def is_same_group(found: Reading, gold: Reading, judge: ExactJudge) -> Decision:
 
 
 def unwrap_single(reading: Reading) -> Reading:
-    """What a group says that is as good as a single value: a set of one member, or a ratio of two."""
+    """Return a single value for a group that amounts to one: a set of one member, or a ratio of two numbers."""
     if is_kind(reading, "{}", 1):
         return reading.items[0]
     return (divide(*reading.items) if is_kind(reading, ":", 2) else None) or reading
@@ -225,8 +228,8 @@ def is_same_in_order(found: Sequence[Reading], gold: Sequence[Reading], judge: E
 
 
 def has_same_items(found: Group, gold: Group, judge: ExactJudge) -> Decision:
-    """The same members in any order. In braces a member written twice counts once; in a bare list it counts twice."""
-    if DOTS in (*found.items, *gold.items):  # what goes on has an order
+    """Compare members in any order. A repeated member counts once in braces, twice in a bare list."""
+    if DOTS in (*found.items, *gold.items):  # dots continue a sequence, so the order counts
         return is_same_in_order(found.items, gold.items, judge)
     if (wanted := list_named_apart(gold)) and not any(isinstance(item, Relation) for item in found.items):
         return is_same_in_order(found.items, wanted, judge)
@@ -240,7 +243,9 @@ def has_same_items(found: Group, gold: Group, judge: ExactJudge) -> Decision:
 
 
 def list_named_apart(gold: Group) -> Sequence[Reading]:
-    """The values of a gold x = 1, y = 2, which "2, 1" does not give; none where the names are the roots x_1, x_2 of one equation."""
+    """Return the values of a reference answer such as x = 1, y = 2, which "2, 1" does not match. Empty for roots x_1, x_2 of
+    one equation.
+    """
     relations = [item for item in gold.items if isinstance(item, Relation) and set(item.ops) == {"="}]
     names = [find_quantity_name(item.parts[0]) for item in relations]
     apart = {name.partition("_")[0] if name.startswith("x_") else name for name in names if name is not None}
@@ -248,7 +253,7 @@ def list_named_apart(gold: Group) -> Sequence[Reading]:
 
 
 def has_pairing(table: list[list[Decision]], accepted: tuple[Decision, ...]) -> bool:
-    """Whether each line finds a column of its own (augmenting paths)."""
+    """Return whether each row can be assigned a column of its own (augmenting paths)."""
     owner: dict[int, int] = {}
 
     def place(line: int, tried: set[int]) -> bool:
@@ -264,17 +269,17 @@ def has_pairing(table: list[list[Decision]], accepted: tuple[Decision, ...]) -> 
 
 
 def is_same_tuple(found: Group, gold: Group, judge: ExactJudge) -> Decision:
-    """1, 2, 3 for (1, 2, 3) in that order. A pair in parentheses may be an interval, which "1, 2" is not."""
+    """Compare tuples, also 1, 2, 3 with (1, 2, 3). A pair in parentheses may be an interval, so "1, 2" does not match it."""
     if any(
         isinstance(item, Relation) and find_name(item.parts[0]) for item in (*found.items, *gold.items)
-    ):  # x = 1, y = 2 for (1, 2)
+    ):  # x = 1, y = 2 matches (1, 2)
         values = list_unnamed(found)
         return is_same_in_order(values, list_unnamed(gold), judge) if values else False
     return False if is_kind(gold, "()", 2) else is_same_in_order(found.items, gold.items, judge)
 
 
 def list_unnamed(group: Group) -> Sequence[Reading]:
-    """The values of x = 1, y = 2 where the names are in their usual order; else nothing that could match."""
+    """Return the values of x = 1, y = 2 if the names are in alphabetical order, else an empty list."""
     relations = [item for item in group.items if isinstance(item, Relation)]
     if not relations:
         return group.items
@@ -284,7 +289,7 @@ def list_unnamed(group: Group) -> Sequence[Reading]:
 
 
 def is_same_ratio(found: Group, gold: Group, judge: ExactJudge) -> Decision:
-    """Part by part, or in proportion: 6:8 is 3:4, as 6/8 is 3/4."""
+    """Compare ratios part by part or by proportion: 6:8 is 3:4, as 6/8 is 3/4."""
     units = [[item.unit for item in group.items if isinstance(item, Value)] for group in (found, gold)]
     if len(found.items) != len(gold.items) or (len(set(units[0])) > 1 and units[0] != units[1]):  # 1 cm : 5 km is a scale
         return False
@@ -302,7 +307,7 @@ def is_same_ratio(found: Group, gold: Group, judge: ExactJudge) -> Decision:
 
 
 def is_in_lowest_terms(ratio: Group) -> bool:
-    """2:3, not 4:6 or 1:1.5."""
+    """Return whether the ratio is like 2:3, not 4:6 or 1:1.5."""
     parts = [item.exact for item in ratio.items if isinstance(item, Value) and item.denominator == 0]
     whole = [int(part) for part in parts if part is not None and part.denominator == 1]
     return len(whole) == len(ratio.items) and math.gcd(*whole) == 1
@@ -319,7 +324,7 @@ def divide(top: Reading, bottom: Reading) -> Value | None:
 
 
 SAME_KIND = {"{}": has_same_items, "": has_same_items, "cup": has_same_items, ":": is_same_ratio}
-"""How groups of one kind are compared that have not just an order."""
+"""Comparisons of two groups of the same kind, where position by position is not enough."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -344,13 +349,15 @@ def is_same_relation(found: Reading, gold: Reading, judge: ExactJudge) -> Decisi
         found = end_with_numeral(found)
     interval = find_interval(found) if isinstance(gold, Group) or set(found.ops) - {"=", "in"} else None
     given = interval or find_value(found, strict=False)
-    if linked is False or given is None or (interval is not None and is_kind(gold, "")):  # 1 < x < 2 is no list of two numbers
+    if (
+        linked is False or given is None or (interval is not None and is_kind(gold, ""))
+    ):  # 1 < x < 2 is not a list of two numbers
         return False
     return all_of([linked, is_same(given, gold, judge)])
 
 
 def end_with_numeral(relation: Relation) -> Relation:
-    """177 = 95 + 82 as 95 + 82 = 177: of a chain of numbers, which are equal, the numeral is the answer."""
+    """Turn a chain of equal numbers so that the numeral comes last: 177 = 95 + 82 becomes 95 + 82 = 177."""
     numerals = [part for part in relation.parts if isinstance(part, Value) and part.is_numeral]
     if set(relation.ops) != {"="} or not numerals or not is_number(relation.parts[-1]) or relation.parts[-1].is_numeral:
         return relation
@@ -362,7 +369,7 @@ def cut_relation(relation: Relation, place: int) -> Reading:
 
 
 def check_chain(relation: Relation, judge: ExactJudge) -> Decision:
-    r"""Whether the numbers of a chain are equal, or what the one before rounds to: 14/2 = 8 and 5 \\sim 9 are no way to say 8 and 9."""
+    r"""Return whether the numbers of a chain are equal, or correctly rounded: 14/2 = 8 and 5 \\sim 9 do not count as 8 and 9."""
     is_rounded = "~" in relation.ops
     if not is_rounded and set(relation.ops) != {"="}:
         return True
@@ -370,7 +377,7 @@ def check_chain(relation: Relation, judge: ExactJudge) -> Decision:
     for left, right in pairwise(part for part in relation.parts if is_number(part)):
         units = {left.unit, right.unit}
         if len(units) > 1 and ("" not in units or ("degree" in units and not is_rounded)):
-            continue  # 500 cm = 5 m, 30 degrees = pi/6: nothing is converted here
+            continue  # 500 cm = 5 m, 30 degrees = pi/6: units are not converted here
         rounding = right.coarse_rounding if is_rounded else right.decimal_rounding
         decisions.append(judge.compare_values(left, replace(right, unit=left.unit), rounding))
     groups = [part for part in relation.parts if isinstance(part, Group) and all(map(is_number, part.items)) and not is_rounded]
@@ -378,7 +385,7 @@ def check_chain(relation: Relation, judge: ExactJudge) -> Decision:
 
 
 def is_same_rounded(found: Relation, gold: Reading, judge: ExactJudge) -> Decision:
-    r"""sqrt(2) \approx 1.41 says sqrt(2); for the gold 1.41 it counts if 1.41 is what sqrt(2) rounds to."""
+    r"""Compare an answer with \approx. sqrt(2) \approx 1.41 answers sqrt(2), and also 1.41 because sqrt(2) rounds to it."""
     place, tail = found.ops.index("~"), found.parts[-1]
     if (linked := check_chain(found, judge)) is not True:
         return linked
@@ -407,12 +414,12 @@ def are_same_relations(found: Relation, gold: Relation, judge: ExactJudge) -> De
         if pair is None or wanted is None or (ops[0] != ops[1] and ops[0] != INEQUALITIES[ops[1]]):
             return False
         decision = judge.compare_relations(pair if ops[0] == ops[1] else pair[::-1], wanted, directed=True)
-        return decision if right is None else judge.refuse_unevaluated(decision)  # 2x > 4 is not solved, x > 2 is
+        return decision if right is None else judge.refuse_unevaluated(decision)  # 2x > 4 is not solved; x > 2 is
     return is_same_in_order(found.parts, gold.parts, judge) if found.ops == gold.ops else False
 
 
 def are_same_equations(found: Relation, gold: Relation, judge: ExactJudge) -> Decision:
-    """The same name on the left: the right sides decide. Otherwise the equations themselves, up to a constant factor."""
+    """Compare equations: by their right sides if the left sides are the same name, else as equations, up to a constant factor."""
     if len(found.ops) == 1 and find_name(found.parts[0]) is None and find_name(found.parts[1]) is not None:  # 5 = x
         found = Relation(found.parts[::-1], found.ops)
     names = find_quantity_name(found.parts[0]), find_quantity_name(gold.parts[0])
@@ -427,7 +434,7 @@ def are_same_equations(found: Relation, gold: Relation, judge: ExactJudge) -> De
         return False
     decision = judge.compare_relations(pair, wanted, directed=False)
     is_solved = names[1] is not None and is_number(gold.parts[-1])
-    return judge.refuse_unevaluated(decision) if is_solved else decision  # 2x = 4 is not solved, x = 2 is
+    return judge.refuse_unevaluated(decision) if is_solved else decision  # 2x = 4 is not solved; x = 2 is
 
 
 def find_sides(relation: Relation) -> Sides | None:

@@ -1,7 +1,7 @@
-r"""Expressions as trees: \frac{\sqrt{3}}{2}, 2^{10}, \sin 2x, 3x^2 - 1. Read whole or not at all, and bounded throughout.
+r"""Reads expressions as trees: \frac{\sqrt{3}}{2}, 2^{10}, \sin 2x, 3x^2 - 1.
 
-A reader of our own and not a parser made for papers, because a verdict hangs on it: whatever it does not understand to the
-last token is refused, instead of being read in part ("4 sqrt(2)" as 4). Safe in the trainer: depth, tokens and digits are limited.
+An expression is read to its last token or refused, never in part ("4 sqrt(2)" as 4), because verdicts depend on it. That is why
+this is not a general LaTeX parser. Safe in the trainer's process: depth, tokens and digits are limited.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cohort_verify.math.tree import ANGLES, Node, OutOfBounds, find_exact, join_
 MAX_DEPTH = 30
 MAX_NUMBER_CHARS = 400
 MAX_EXPONENT = 400
-"""Of a decimal written 1e400."""
+"""Limit on the exponent of a decimal such as 1e400."""
 FUNCTIONS = (*ANGLES, "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh", "ln", "exp")
 LOGARITHMS = ("log", "lg")
 INVERSES = {"sin": "arcsin", "cos": "arccos", "tan": "arctan"}
@@ -40,7 +40,7 @@ END = Token("end", "")
 
 
 class NotUnderstood(Exception):
-    """Not an expression this reader knows. Another may be asked."""
+    """This reader does not know the expression; another may be tried."""
 
 
 def read_expression(tokens: Sequence[Token]) -> Node:
@@ -52,7 +52,7 @@ def read_expression(tokens: Sequence[Token]) -> Node:
 
 
 class ExpressionReader:
-    """Recursive descent over the tokens of one expression."""
+    """A recursive-descent reader over the tokens of one expression."""
 
     def __init__(self, tokens: Sequence[Token]) -> None:
         self.tokens, self.place = list(tokens), 0
@@ -68,12 +68,12 @@ class ExpressionReader:
 
     def take(self) -> Token:
         if self.following is END:
-            raise NotUnderstood("it ends too early")
+            raise NotUnderstood("it is incomplete")
         self.place += 1
         return self.tokens[self.place - 1]
 
     def skip(self, *marks: str) -> bool:
-        """Whether these marks come next; they are passed then."""
+        """Skip the marks if they come next, and return whether they did."""
         found = all(self.peek(ahead) == mark for ahead, mark in enumerate(marks))
         self.place += len(marks) * found
         return found
@@ -83,7 +83,7 @@ class ExpressionReader:
             raise NotUnderstood(f"{mark.removeprefix(chr(92))!r} is missing")
 
     def split_following(self, pieces: Sequence[str]) -> None:
-        """Make several tokens of the next one, so that the last takes what follows."""
+        """Split the next token into several, so that an exponent or index applies only to the last one."""
         self.tokens[self.place : self.place + 1] = [Token(self.following.kind, piece) for piece in pieces]
 
     # -----------------------------------------------------------------------------------------------------------------
@@ -103,10 +103,12 @@ class ExpressionReader:
             signs += sign
         node = read(depth)
         node = Node("negate", (node,)) if signs.count("-") % 2 else node
-        return Node("add", (node,)) if len(signs) > 1 else node  # two signs are left to evaluate: --7 is no numeral
+        return Node("add", (node,)) if len(signs) > 1 else node  # two signs are left to evaluate: --7 is not a numeral
 
     def read_product(self, depth: int) -> Node:
-        """Left to right, so that 1/2x is (1/2)x; factors side by side multiply. Flat, so that long products are not deep."""
+        """Read a product from left to right, so 1/2x is (1/2)x. Adjacent factors multiply. The result is flat, so long products
+        are not deep.
+        """
         above, below = [self.read_factor(depth)], list[Node]()
         while True:
             sign = self.peek()
@@ -117,7 +119,7 @@ class ExpressionReader:
                 break
             elif self.is_number_by_number():
                 if below or len(above) > 1:
-                    raise NotUnderstood("two numbers side by side")
+                    raise NotUnderstood("two adjacent numbers")
                 above[0] = self.read_mixed_number(above[0])
             else:
                 above.append(self.read_factor(depth))
@@ -130,7 +132,7 @@ class ExpressionReader:
     def read_mixed_number(self, whole: Node) -> Node:
         top, bottom = self.peek(), self.peek(2)
         if self.peek(1) != "/" or not (top.isdecimal() and bottom.isdecimal()) or whole.op != "number":
-            raise NotUnderstood("two numbers side by side")
+            raise NotUnderstood("two adjacent numbers")
         self.place += 3
         return mix_number(whole, read_integer(top), read_integer(bottom))
 
@@ -163,7 +165,7 @@ class ExpressionReader:
         return inner
 
     def read_group(self, depth: int) -> Node:
-        r"""The argument of \frac or \sqrt: a group in braces, or a single token (of a number, its first digit)."""
+        r"""Read the argument of \frac or \sqrt: a group in braces, or a single token (the first digit of a number)."""
         if self.skip("{"):
             inner = self.read_sum(depth + 1)
             self.expect("}")
@@ -213,7 +215,7 @@ class ExpressionReader:
         return whole
 
     def read_mixed_fraction(self, whole: Node) -> Node:
-        r"""2\frac{1}{3} is 2 + 1/3 where the fraction is a proper one of whole numbers; else a product."""
+        r"""Read 2\frac{1}{3} as 2 + 1/3 if the fraction is a proper one of whole numbers, else as a product."""
         start = self.place
         self.place += 1
         parts = (self.read_group(0), self.read_group(0))
@@ -224,7 +226,7 @@ class ExpressionReader:
         return whole
 
     def read_repeating(self, start: str) -> Node:
-        r"""0.1\overline{6}, 0.1\dot{6}; a dot is over one digit."""
+        r"""Read 0.1\overline{6} or 0.1\dot{6}; a dot covers one digit."""
         most = 1 if self.take().text == "dot" else 50
         self.expect("{")
         period = self.take().text
@@ -235,7 +237,7 @@ class ExpressionReader:
         return number(read_decimal(start) + Fraction(int(period), (10 ** len(period) - 1) * 10**places))
 
     def read_name(self, token: Token, depth: int) -> Node:
-        """What letters and commands have in common: sqrt and \\sqrt, sin and \\sin."""
+        """Read a name that may be letters or a command: sqrt and \\sqrt, sin and \\sin."""
         name, is_command = token.text, token.kind == COMMAND
         if name == "sqrt":
             degree = self.read_inside(depth, "]") if is_command and self.skip("[") else number(2)
@@ -249,7 +251,9 @@ class ExpressionReader:
         return self.read_command(name, depth) if is_command else self.read_letters(token, depth)
 
     def read_letters(self, token: Token, depth: int) -> Node:
-        """Two letters are a product; more are words, unless they are in order (xyz) or stand tight behind something."""
+        """Read two letters as a product. More are words, unless they are in alphabetical order (xyz) or directly follow another
+        token.
+        """
         name = token.text
         if len(name) == 1:
             return self.read_symbol(name)
@@ -308,16 +312,16 @@ class ExpressionReader:
         return inner.text
 
     def read_divisor_or_multiple(self, name: str) -> Node:
-        r"""\gcd(12, 18) of whole numbers, by value."""
+        r"""Evaluate \gcd(12, 18) of whole numbers."""
         self.expect("(")
         parts: list[str] = []
         while (token := self.take()).text != ")":
             parts.append(token.text)
             if len(parts) > 20:
-                raise NotUnderstood("a list of very many numbers")
+                raise NotUnderstood("the list of numbers is too long")
         numbers = "".join(parts).split(",")  # inside, every comma separates
         if len(numbers) < 2 or not all(part.isdecimal() and part.isascii() for part in numbers):
-            raise NotUnderstood(f"{name} of what are not numbers")
+            raise NotUnderstood(f"{name} of other arguments than numbers")
         return Node("add", (number(getattr(math, name)(*map(read_integer, numbers))),))
 
     def read_function(self, name: str, depth: int) -> Node:
@@ -337,7 +341,9 @@ class ExpressionReader:
         return node if power is None else Node("power", (node, power))
 
     def read_argument(self, depth: int) -> Node:
-        r"""Of a function: a group, or factors side by side up to the next sign, function or parenthesis (\sin 2x \cos x)."""
+        r"""Read a function's argument: a group, or adjacent factors up to the next sign, function or parenthesis (\sin 2x \cos
+        x).
+        """
         if self.peek() in (*BRACKETS, "|"):
             return self.read_atom(depth + 1)
         factors = [self.read_factor(depth + 1)]
@@ -345,21 +351,21 @@ class ExpressionReader:
             if self.following.text in FUNCTIONS or self.following.text in LOGARITHMS:
                 break
             if self.is_number_by_number():
-                raise NotUnderstood("two numbers side by side")
+                raise NotUnderstood("two adjacent numbers")
             factors.append(self.read_factor(depth + 1))
         return join_nodes("multiply", factors)
 
 
 def begins_with_d(node: Node) -> bool:
-    r"""d, dx or d^2 as in \frac{d^2}{dx^2}, which is no quotient."""
+    r"""Return whether the node begins with d, as in \frac{d^2}{dx^2}, which is not a quotient."""
     first = node.args[0] if node.op in ("multiply", "power") else node
     return first.op == "symbol" and first.name == "d"
 
 
 def mix_number(whole: Node, top: int, bottom: int) -> Node:
-    """A numeral where the fraction is a proper one in lowest terms; else the sum that it is, as 95 164/2."""
+    """Return a numeral if the fraction is proper and in lowest terms, else the sum, as for 95 164/2."""
     if bottom == 0:
-        raise NotUnderstood("a fraction of nothing")
+        raise NotUnderstood("a denominator of zero")
     if 0 < top < bottom and math.gcd(top, bottom) == 1:
         return number((whole.number or Fraction(0)) + Fraction(top, bottom))
     return Node("add", (whole, Node("divide", (number(top), number(bottom)))))
@@ -367,14 +373,14 @@ def mix_number(whole: Node, top: int, bottom: int) -> Node:
 
 def read_integer(text: str) -> int:
     if len(text) > MAX_NUMBER_CHARS:
-        raise OutOfBounds("a number of very many digits")
+        raise OutOfBounds("the number has too many digits")
     return int(text)
 
 
 def read_decimal(text: str) -> Fraction:
-    """12, 1,234.50, .5 and 2e-3; bounded, so that 1e999999999 costs nothing."""
+    """Read 12, 1,234.50, .5 or 2e-3. Bounded, so 1e999999999 costs nothing."""
     mantissa, _, exponent = text.replace(",", "").replace(" ", "").lower().partition("e")
     whole, _, decimals = mantissa.partition(".")
     if len(text) > MAX_NUMBER_CHARS or len(exponent) > 6 or abs(power := int(exponent or 0) - len(decimals)) > MAX_EXPONENT:
-        raise OutOfBounds("a number of very many digits")
+        raise OutOfBounds("the number has too many digits")
     return int(whole + decimals) * Fraction(10) ** power

@@ -1,4 +1,4 @@
-"""Conditions on one variable as intervals: x > 2, 1 < x <= 2, x != 3, several of them together, and sets without points."""
+"""Conditions on one variable as intervals: x > 2, 1 < x <= 2, x != 3, several at once, and sets without some points."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from cohort_verify.math.kinds import (
 from cohort_verify.math.tree import Node
 
 INEQUALITIES = {"<": ">", ">": "<", "<=": ">=", ">=": "<="}
-"""Each with its mirror image."""
+"""Inequality signs -> their mirror images."""
 BRACKETS = {"<": "()", "<=": "[]"}
 
 End = tuple[Reading, bool]
-"""An end of an interval, and whether it belongs to it."""
+"""An end of an interval, and whether the interval includes it."""
 
 
 def find_variable(relation: Relation) -> str:
@@ -33,14 +33,14 @@ def find_variable(relation: Relation) -> str:
 
 
 def find_absolute(reading: Reading) -> str:
-    """x of |x|, "" for anything else; |z| is the modulus of a complex number."""
+    """Return x of |x|, else "". |z| is the modulus of a complex number."""
     node = reading.node if isinstance(reading, Value) and not reading.unit else None
     inner = node.args[0] if node is not None and node.op == "absolute" else None
     return inner.name if inner is not None and inner.op == "symbol" and inner.name != "z" else ""
 
 
 def split_absolute(parts: Sequence[Reading], op: str) -> Group | None:
-    """|x| < 3 as (-3, 3), 1 < |x| as a union; None where the bound is no positive number."""
+    """Return |x| < 3 as (-3, 3) and 1 < |x| as a union; None if the bound is not a positive number."""
     bound = parts[1 if find_absolute(parts[0]) else 0]
     exact = find_number(bound)
     if not is_number(bound) or bound.node is None or bound.node.op == "negate" or (exact is not None and exact <= 0):
@@ -61,7 +61,7 @@ def make_interval(low: End | None, high: End | None) -> Group:
 
 
 def find_interval(relation: Relation) -> Group | None:
-    """1 < x <= 2 as (1, 2], x >= 3 as [3, oo), x != 2 as a union; None where it is no condition on one variable."""
+    """Return 1 < x <= 2 as (1, 2], x >= 3 as [3, oo), x != 2 as a union; None if it is not a condition on one variable."""
     parts, ops = relation.parts, relation.ops
     if ops == ("!=",) and find_name(parts[0]) is not None:
         return Group("cup", (make_interval(None, (parts[1], False)), make_interval((parts[1], False), None)))
@@ -90,13 +90,13 @@ def excludes_point(reading: Reading) -> bool:
 
 @dataclass
 class Span:
-    """What several conditions leave: from the largest lower end to the smallest upper one, without some points."""
+    """The intersection of conditions: from the largest lower end to the smallest upper one, without some points."""
 
     ends: list[End | None] = field(default_factory=lambda: [None, None])
     holes: list[Reading] = field(default_factory=list)
 
     def narrow(self, part: Reading) -> bool:
-        """Whether what a condition leaves could be told: not where ends cannot be ordered exactly."""
+        """Add a condition. Returns False if the ends cannot be ordered exactly."""
         if isinstance(part, Relation):
             if excludes_point(part):
                 self.holes.append(part.parts[1])
@@ -114,7 +114,7 @@ class Span:
         return True
 
     def describe(self, variable: Reading | None) -> Reading | None:
-        """As a relation of the variable, or as an interval; None where it cannot be told."""
+        """Return the span as a relation of the variable, or as an interval; None if undecided."""
         low, high = self.ends
         bottom, top = (find_number(end[0]) if end else None for end in (low, high))
         if low and high and bottom is not None and top is not None and bottom >= top:
@@ -130,7 +130,7 @@ class Span:
         return Relation(parts, ops) if ops else None
 
     def divide(self, bottom: Fraction | None, top: Fraction | None) -> Reading | None:
-        """The pieces between the holes."""
+        """Return the intervals between the holes."""
         low, high = self.ends
         points = {find_number(hole): hole for hole in self.holes}
         if None in points or (low and bottom is None) or (high and top is None):
@@ -144,7 +144,7 @@ class Span:
 
 
 def choose_tighter(old: End | None, new: End, sign: int) -> End | None:
-    """The end that leaves less, of two lower ones (sign 1) or upper ones (-1); None where they cannot be compared."""
+    """Return the tighter of two lower ends (sign 1) or upper ends (-1), or None if they cannot be compared."""
     if old is None or old == new:
         return new
     numbers = find_number(old[0]), find_number(new[0])
@@ -156,7 +156,7 @@ def choose_tighter(old: End | None, new: End, sign: int) -> End | None:
 
 
 def intersect(conditions: Sequence[Reading]) -> Reading | None:
-    """What is left where all conditions hold: x >= 2 and x <= 5 is 2 <= x <= 5. None where it cannot be told."""
+    """Return the intersection: x >= 2 and x <= 5 is 2 <= x <= 5. None if undecided."""
     relations = [part for part in conditions if isinstance(part, Relation)]
     span = Span()
     if len(set(map(find_variable, relations))) > 1 or not all(map(span.narrow, conditions)):
@@ -166,7 +166,7 @@ def intersect(conditions: Sequence[Reading]) -> Reading | None:
 
 
 def overlap(conditions: Sequence[Reading]) -> bool:
-    """Whether "x > 2, x < 5" is meant together: each alone leaves more, and both have a part in common."""
+    """Return whether "x > 2, x < 5" means both at once: neither contains the other, and they overlap."""
     if any(map(excludes_point, conditions)):
         return True
     span = Span()
@@ -178,7 +178,9 @@ def overlap(conditions: Sequence[Reading]) -> bool:
 
 
 def join_conditions(items: Sequence[Reading], words: set[str]) -> Reading:
-    """x >= 2 and x <= 5 is 2 <= x <= 5; x < 1 or x > 2 a union. With a comma they are together where they have a part in common."""
+    """Join x >= 2 and x <= 5 into 2 <= x <= 5, and x < 1 or x > 2 into a union. With a comma, overlapping conditions hold at
+    once.
+    """
     together = "and" in words or ("or" not in words and overlap(items))
     if together and "or" not in words and (left := intersect(items)) is not None:
         return left
@@ -186,7 +188,7 @@ def join_conditions(items: Sequence[Reading], words: set[str]) -> Reading:
 
 
 def remove_points(whole: Reading, points: Sequence[Reading]) -> Reading | None:
-    r"""\mathbb{R} \setminus \{2\} and (0, 5) \setminus \{1, 2\} as unions of intervals."""
+    r"""Return \mathbb{R} \setminus \{2\} and (0, 5) \setminus \{1, 2\} as unions of intervals."""
     span = Span(holes=list(points))
     is_everything = isinstance(whole, Value) and whole.node == EVERY_NUMBER.node
     return span.describe(None) if is_everything or span.narrow(whole) else None

@@ -1,6 +1,6 @@
-"""The kinds of answers: a value, words, a group in brackets, a relation; and what a relation says.
+"""The kinds of answers: a value, words, a group in brackets, a relation.
 
-cohort_verify.math.readers makes them of text, and cohort_verify.math.compare compares them.
+cohort_verify.math.readers makes them from text, and cohort_verify.math.compare compares them.
 """
 
 from __future__ import annotations
@@ -19,30 +19,32 @@ DECIMALS = re.compile(r"-?\s?[\d,\s]*\.\d+")
 
 @dataclass(frozen=True)
 class Value:
-    """One expression, with the unit behind it. Without a node it was not understood: `refused` says whether to ask others."""
+    """An expression with its unit. The node is None if it could not be read; then `refused` says why other readers must not
+    try.
+    """
 
     text: str
     node: Node | None = None
     unit: str = ""
     refused: str = ""
     doubtful: bool = False
-    """The unit is words that nobody can vouch for ("versus six"): they count only where the gold has them too."""
+    """The unit may not be one ("versus six"): it counts only if the reference answer has the same."""
     factor: Fraction = Fraction(1)
-    """Of a percent sign or "million" behind the number; the node is then the number times it."""
+    """Factor from a percent sign or "million" behind the number. The node already includes it."""
 
     @property
     def exact(self) -> Fraction | None:
-        """The rational number that it is, its unit aside."""
+        """The rational number, ignoring the unit."""
         return None if self.node is None else find_exact(self.node)
 
     @property
     def number_node(self) -> Node | None:
-        """Without a percent sign or "million"."""
+        """The node without the percent sign or "million"."""
         return self.node if self.node is None or self.factor == 1 else self.node.args[0]
 
     @property
     def denominator(self) -> int | None:
-        """As the numeral has it (tree.find_denominator); None where something is left to evaluate, as in 5 dozen."""
+        """The denominator as written (tree.find_denominator); None if something is left to evaluate, as in 5 dozen."""
         return None if self.number_node is None or self.factor == DOZEN else find_denominator(self.number_node)
 
     @property
@@ -54,17 +56,19 @@ class Value:
 
     @property
     def rounding(self) -> Fraction:
-        """Half of the last place that is written."""
+        """Half a unit of the last written place."""
         return self.factor / (2 * 10 ** min(len(self.text.partition(".")[2]), 50))
 
     @property
     def decimal_rounding(self) -> Fraction:
-        """The same of a decimal; nothing for a whole number."""
+        """The same for a decimal; 0 for a whole number."""
         return self.rounding if DECIMALS.fullmatch(self.text) else Fraction(0)
 
     @property
     def coarse_rounding(self) -> Fraction:
-        """The same, where 1200 may be rounded to hundreds; with a single digit before its zeros, as 10 or 2000, a number is exact."""
+        """The same, but 1200 may be rounded to hundreds. Numbers with one digit before the zeros, such as 10 or 2000, are
+        exact.
+        """
         digits = self.text.lstrip("-")
         zeros = len(digits) - len(digits.rstrip("0")) if digits.isdecimal() else 0
         return self.factor * 10 ** min(zeros, 50) / 2 if zeros and len(digits) - zeros > 1 else self.rounding
@@ -72,7 +76,7 @@ class Value:
 
 @dataclass(frozen=True)
 class Words:
-    """Text, case and spaces aside; or one letter that names a choice."""
+    """Text without regard to case and spaces, or the letter of a choice."""
 
     text: str
     label: bool = False
@@ -80,18 +84,19 @@ class Words:
 
 @dataclass(frozen=True)
 class Group:
-    r"""Several in brackets. kind: "()", "[]", "(]", "[)", "{}" for a set, "" for a bare list, ":" for a ratio, "cup" for a
-    union, and for a matrix its size and sort ("2x2 matrix")."""
+    r"""Several items. kind: "()", "[]", "(]", "[)", "{}" for a set, "" for a bare list, ":" for a ratio, "cup" for a union; for
+    a matrix its size and environment ("2x2 matrix").
+    """
 
     kind: str
     items: tuple[Reading, ...]
     grouped: Reading | None = None
-    """Of "100,200", which may also be one number: that number."""
+    """For "100,200": the number it may also be."""
 
 
 @dataclass(frozen=True)
 class Relation:
-    """left (op) right (op) ...; parts are readings too."""
+    """left (op) right (op) ...; the parts are readings."""
 
     parts: tuple[Reading, ...]
     ops: tuple[str, ...]
@@ -114,12 +119,12 @@ FUNCTION_CALL = re.compile(
     r"(?:[A-Za-z]|\\[A-Za-z]+)(?:_\w{1,6})?(?:'{1,3}|\^-1|\^\(\w\))?"
     r"(?:\((?:[-+\d.,/]|\\frac|\\pi)+\)|(?<=[EFGHPTVWfgh'])[(\[](?:[^()]|\([^()]*\))+[)\]])"
 )
-r"""f(2), f'(-1), a_n(3) of numbers; P(A \cup B), E[X], f(x+1) where the letter is one for functions. x(x+1) is a product."""
+r"""f(2), f'(-1), a_n(3) with numbers; P(A \cup B), E[X], f(x+1) for letters that usually name functions. x(x+1) is a product."""
 SEGMENTS = re.compile(
     r"(?=.*(?:[A-Z]'?[A-Z]|\\angle[A-Z]))"
     r"(?:\\(?:frac|cdot|times|angle|triangle|overrightarrow|vec|sin|cos|tan|cot)|[A-Z]|'|_\d|\^2|[-+/:*()])+"
 )
-r"""AB, |AB|, \frac{NO}{BO}, AB + BC, AB^2: two capitals side by side are a length, an area or an angle."""
+r"""AB, |AB|, \frac{NO}{BO}, AB + BC, AB^2: two adjacent capitals are a length, an area or an angle."""
 OPERATOR_CALL = re.compile(r"\\text(?:Var|Cov|rank|tr|deg|area|Area|Pr|dist)\([^()]*\)|\\?(?:gcd|lcm)\([^()]*\)")
 DERIVATIVE = re.compile(r"\\fracd(?:\^\d)?[a-zA-Z]d[a-zA-Z](?:\^\d)?|[A-Za-z]'{1,3}")
 SETS = re.compile(r"[A-Z](?:\\(?:cup|cap|setminus)[A-Z])+")
@@ -131,7 +136,7 @@ ANGLE_NAMES = frozenset({"alpha", "beta", "gamma", "delta", "theta", "phi", "psi
 
 
 def find_name(part: Reading) -> str | None:
-    """The name that a part of a relation is: a symbol, f(x), words. None where it is an expression."""
+    """Return the name if the part is one: a symbol, f(x), words. None for an expression."""
     if isinstance(part, Words):
         return part.text
     if not isinstance(part, Value) or part.unit:
@@ -142,9 +147,10 @@ def find_name(part: Reading) -> str | None:
 
 
 def find_quantity_name(part: Reading) -> str | None:
-    r"""The name of a quantity that has one value: x, f(2), |AB|, NO/BO, A:B, \sin A. None for x + y, xy, x^2, |z|.
+    r"""Return the name of a single quantity: x, f(2), |AB|, NO/BO, A:B, \sin A. None for x + y, xy, x^2, |z|.
 
-    A gold "f(2) = 5" says 5; "x + y = 7" and "x^2 + y^2 = 1" are equations, which their right side alone is not.
+    The reference answer "f(2) = 5" is satisfied by 5. "x + y = 7" and "x^2 + y^2 = 1" are equations; their right side alone is
+    not an answer.
     """
     if (name := find_name(part)) is not None:
         return name
@@ -165,26 +171,26 @@ def find_quantity_name(part: Reading) -> str | None:
 
 
 def is_call(squeezed: str) -> bool:
-    """f(2), f(f(1)), P(A); not P(P + 1), where the letter stands inside as a number."""
+    """Return whether the text is f(2), f(f(1)) or P(A), but not P(P + 1), where the letter is also a number."""
     name = squeezed[:1]
     is_inside = name.isalpha() and re.search(rf"{name}(?!\()", squeezed[1:]) is not None
     return FUNCTION_CALL.fullmatch(squeezed) is not None and not is_inside
 
 
 def has_only_angles(node: Node) -> bool:
-    r"""Whether every letter stands inside a sine or the like and names an angle: \sin A, \tan^2\theta; not \rho\cos\theta."""
+    r"""Return whether every letter is an angle inside a trigonometric function: \sin A, \tan^2\theta, but not \rho\cos\theta."""
     if node.op in ANGLES:
         return all((len(name) == 1 and name.isupper()) or name.removeprefix("\\") in ANGLE_NAMES for name in list_symbols(node))
     return node.op != "symbol" and all(map(has_only_angles, node.args))
 
 
 def find_equation_name(reading: Reading) -> str | None:
-    """x of "x = 5" (and of "5 = x")."""
+    """Return x of "x = 5" or "5 = x"."""
     return find_name(reading.parts[0]) if isinstance(reading, Relation) and reading.ops == ("=",) else None
 
 
 def is_number(reading: Reading) -> TypeGuard[Value]:
-    """A number whatever the letters mean: e and i may be names, and angles degrees."""
+    """Return whether the value is a number under any reading of its letters: e and i may be names, angles may be in degrees."""
     node = reading.node if isinstance(reading, Value) else None
     return node is not None and not any(
         part.op in ("symbol", *ANGLES) or (part.op == "constant" and part.name != "pi") for part in walk(node)
@@ -196,7 +202,9 @@ def has_symbols(reading: Reading) -> bool:
 
 
 def is_quantity(reading: Reading) -> bool:
-    """Whether the left side names what was asked for: x, f(2), sin A, x + y, 2^10. But 2x = 4 and x^2 = 4 are equations for x."""
+    """Return whether the left side is the quantity asked for: x, f(2), sin A, x + y, 2^10. But 2x = 4 and x^2 = 4 are equations
+    for x.
+    """
     if find_name(reading) is not None or not isinstance(reading, Value) or reading.node is None:  # \angle ABC has no node
         return True
     is_named = any(part.op in (*ANGLES, "absolute", "log", "ln") for part in walk(reading.node))
@@ -210,9 +218,9 @@ def is_quantity(reading: Reading) -> bool:
 
 
 def find_value(relation: Relation, strict: bool) -> Reading | None:
-    """5 of "x = 5", of "x = 2 + 3 = 5" and of "5 = x"; None where the relation is the answer.
+    """Return 5 for "x = 5", "x = 2 + 3 = 5" and "5 = x"; None where the whole relation is the answer.
 
-    strict, for golds: what stands on the left must be the name of one quantity. A completion may also write x + y = 7.
+    With `strict`, for reference answers, the left side must name one quantity. A completion may also write x + y = 7.
     """
     first, before, last = relation.parts[0], relation.parts[-2], relation.parts[-1]
     if set(relation.ops) == {"in"}:
@@ -232,7 +240,7 @@ def find_value(relation: Relation, strict: bool) -> Reading | None:
 
 
 def list_leaves(reading: Reading) -> Iterator[Value]:
-    """The expressions that a gold answer is compared by."""
+    """Yield the expressions that a reference answer is compared by."""
     if isinstance(reading, Value):
         yield reading
     elif isinstance(reading, Group):

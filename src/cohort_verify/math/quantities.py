@@ -1,4 +1,4 @@
-r"""A number with what may stand around it: a currency before it, a percent sign, a unit or ^\circ behind; or both signs of \pm."""
+r"""Reads a number with a currency before it, or a percent sign, a unit or ^\circ behind it; also both signs of \pm."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ UNITS = {
     "gal": "gallon", "tbsp": "tablespoon", "tsp": "teaspoon", "keV": "kiloelectronvolt", "MeV": "megaelectronvolt", "mol": "mole",
     "kcal": "kilocalorie", "INR": "rupee", "GBP": "pound sterling", "RMB": "yuan", "CNY": "yuan", "gallon": "gallon", "quart": "quart", "pint": "pint",
 }  # fmt: skip
-"""Bare letters that are read as units behind a number (5 cm, 5cm). A single bare letter is a variable: 5 m is five times m."""
+"""Bare letters that are units behind a number (5 cm, 5cm). A single bare letter is a variable: 5 m is five times m."""
 
 LETTER_UNITS = {
     "m": "metre", "g": "gram", "s": "second", "h": "hour", "l": "litre", "L": "litre", "N": "newton", "J": "joule", "W": "watt",
     "V": "volt", "A": "ampere", "K": "kelvin", "C": "celsius", "F": "fahrenheit", "t": "tonne", "d": "day",
     "nm": "nanometre", "eV": "electronvolt", "kJ": "kilojoule", "kW": "kilowatt", "kN": "kilonewton", "Pa": "pascal", "qt": "quart", "pt": "pint",
 }  # fmt: skip
-r"""Single letters, and pairs that may be products (nm), are units in \text{} only."""
+r"""Single letters, and pairs that may be products (nm), are units only in \text{}."""
 
 HEDGES = frozenset({
     "not", "no", "nope", "never", "none", "nor", "isn't", "but", "if", "unless", "except", "maybe", "perhaps", "possibly", "probably", "likely",
@@ -41,7 +41,7 @@ HEDGES = frozenset({
     "though", "although", "however", "yet", "while", "whereas", "try", "about", "nearly", "almost", "around", "approximately", "approx",
     "circa", "roughly", "something", "ish", "etc",
 })  # fmt: skip
-"""They take back what was said, or bind it to a condition."""
+"""Words that take an answer back or make it conditional."""
 
 NUMBER_WORDS = frozenset({
     "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve", "thirteen", "fourteen",
@@ -51,7 +51,7 @@ NUMBER_WORDS = frozenset({
     "fourth", "fifth", "sixth", "seventh", "eighth", "ninth", "tenth", "hundredth", "thousandth", "millionth", "billionth", "first",
     "grand", "thou", "kilo", "mega", "giga", "hecto", "deca", "deci", "centi", "milli", "micro", "nano", "ppm", "ppb", "bp", "bps", "once", "twice", "thrice", "double", "triple", "both", "several", "few", "many", "couple", "infinite",
     "nil", "lot", "multiple", "quadruple", "quintuple", "sextuple", "twelfth", "sixteenth", "mille", "zeroe",
-    # The same in other languages that end their plurals in s, or stand behind 1.
+    # The same in other languages whose plurals end in s or that put such words behind 1.
     "fois", "vece", "veze", "volta", "mal", "prozent", "procent", "porcento", "tausend", "hundert", "mila", "milhar", "milhare", "ciento", "cento", "dutzend", "docena",
     "duzia", "dúzia", "douzaine", "dizaine", "centaine", "millier", "medio", "tercio", "cuarto", "quinto", "demi", "halb", "hälfte",
     "doble", "doppelt", "dobro", "duplo", "triplo", "negativo", "négatif", "negativ", "quadrat",
@@ -70,13 +70,13 @@ NO_UNITS = HEDGES | NUMBER_WORDS | {
     "exponent", "absolute", "modulus", "magnitude", "logarithm", "sine", "cosine", "tangent", "derivative", "antiderivative", "integral", "dunno", "idk",
     "percentage", "percentile", "upside", "against",
 }  # fmt: skip
-"""Behind a number these change its value, or are the beginning of a sentence."""
+"""Words behind a number that change its value or begin a sentence."""
 
 ENDING_ALIKE = frozenset({
     "seed", "weed", "bed", "shed", "sled", "breed", "reed", "exactly", "precisely", "only", "totally", "daily", "weekly", "monthly",
     "yearly", "hourly", "annually", "fly", "family", "butterfly", "jelly", "lily",
 })  # fmt: skip
-"""Words that end like participles and adverbs, which are no units, and are harmless behind a number."""
+"""Words with the ending of a participle or adverb that do not change the number before them."""
 
 KNOWN = frozenset({*UNITS.values(), *LETTER_UNITS.values(), "day", "week", "month", "gram", "cent", "unit", "degree", "point", "litre",
                    "penny", "pence", "rupee", "yen", "yuan", "pound sterling", "bit", "byte", "square unit", "cubic unit", "decade",
@@ -85,7 +85,7 @@ KNOWN = frozenset({*UNITS.values(), *LETTER_UNITS.values(), "day", "week", "mont
 MEASURES = frozenset(
     {"old", "tall", "long", "wide", "high", "deep", "away", "left", "remaining", "total", "altogether", "each"}
 )
-"""Behind a unit these say what it measures: 5 years old, 12 apples left."""
+"""Words behind a unit that say what it measures: 5 years old, 12 apples left."""
 COUNTED = frozenset(
     {"fish", "sheep", "deer", "geese", "mice", "teeth", "oxen", "dice", "lice", "cattle", "aircraft", "feet", "data", "pence"}
 )
@@ -96,7 +96,7 @@ NAMES = LETTER_UNITS | UNITS | {letter: letter for letter in LARGE}
 
 WORD = re.compile(r"[^\W\d_]+|\^|(?<=[^\W\d_])-\d|-?\d+|\S")
 TIMES = re.compile(r"\\?cdot(?![A-Za-z])|\\times|[{}*]|(?<=[^\W\d_])-(?=[^\W\d_])|(?<=[^\W\d_])\.(?=[^\W\d_])")
-"""Between the units of a product, or nothing that is read."""
+"""Signs between the units of a product, and signs without meaning."""
 LOOSE_POWER = re.compile(r"\^[ {]*(-?)[ ]*")
 POWERS = {"square": "^2", "sq": "^2", "cubic": "^3", "cu": "^3", "squared": "^2", "cubed": "^3"}
 EXPONENT, EXPONENT_OF = re.compile("-?[1-4]"), re.compile(r"\^\d$")
@@ -104,20 +104,22 @@ MAX_WORDS = 4
 
 
 def name_unit(text: str) -> str | None:
-    """One name for a unit ("sq. cm", "cm^2", "square centimeters"); None where it is none."""
+    """Return one name for a unit ("sq. cm", "cm^2", "square centimeters"), or None if it is not one."""
     words = WORD.findall(TIMES.sub(" ", LOOSE_POWER.sub(r"^\1", text)).strip(" .-"))
     if not words:
         return ""
     if (terms := read_terms(words)) is None:
         return None
     above = [name for name, divides in terms if not divides]
-    if len(above) > 1 and all(EXPONENT_OF.sub("", name) in KNOWN for name in above):  # m N is N m; other words have an order
+    if len(above) > 1 and all(
+        EXPONENT_OF.sub("", name) in KNOWN for name in above
+    ):  # m N is N m; for other words the order counts
         above.sort(key=lambda name: (name != "degree", name))
     return " ".join(above) + "".join(sorted(f"/{name}" for name, divides in terms if divides))
 
 
 def read_terms(words: Sequence[str]) -> list[tuple[str, bool]] | None:
-    """The units of a product with their powers, and whether each divides; None where a word is no unit."""
+    """Return the units of a product with their powers, and whether each divides; None if a word is not a unit."""
     terms: list[tuple[str, bool]] = []
     power, divides, grouped = "", False, False
     for place, word in enumerate(words):
@@ -150,14 +152,14 @@ def read_terms(words: Sequence[str]) -> list[tuple[str, bool]] | None:
 
 
 def changes_value(word: str, is_last: bool) -> bool:
-    """Whether a word behind a number may make another number of it: "5 doubled", "5 lakh"; but "5 coloured marbles" are 5."""
+    """Return whether a word behind a number may change it: "5 doubled", "5 lakh", but not "5 coloured marbles"."""
     if (
         word != "points"
         and not (is_last and word == "times")
         and {word, word.removesuffix("s"), re.sub("ies$", "y", word)} & NO_UNITS
     ):
         return True
-    if re.match("[a-z]*ill(?:i?on|iard)", word) or word.endswith("ths"):  # in other languages too: 5 Millionen, 5 milliards
+    if re.match("[a-z]*ill(?:i?on|iard)", word) or word.endswith("ths"):  # also in other languages: 5 Millionen, 5 milliards
         return word not in ("months", "moths", "cloths", "paths", "baths", "myths", "lengths", "youths", "booths")
     return is_last and word.endswith(("ed", "ly", "wise", "fold")) and word not in ENDING_ALIKE
 
@@ -175,9 +177,9 @@ def name_word(word: str) -> str:
 
 
 def is_doubtful(unit: str, written: str, few: bool) -> bool:
-    """Whether a unit as `name_unit` names it may say anything: more than one word that is in no list, or one that counts nothing.
+    """Return whether a unit from `name_unit` may not be one: several unknown words, or one that nothing is counted in.
 
-    What is counted is written with an s ("5 apples"), or is one at most (few: "1 apple", "1/2 pizza"): so "5 doppelt" is no 5.
+    A counted noun has an s ("5 apples") unless there is at most one (`few`: "1 apple", "1/2 pizza"). So "5 doppelt" is not 5.
     """
     parts = [EXPONENT_OF.sub("", part) for part in re.split(r"[ /]", unit) if part]
     unknown = [part for part in parts if part not in KNOWN and unit not in KNOWN]
@@ -206,14 +208,14 @@ FOR_OTHERS = frozenset({
     "cdot", "times", "div", "pi", "max", "min", "sup", "inf", "det", "lfloor", "rfloor", "lceil", "rceil", "circ", "prime",
     "arccot", "coth", *LOGARITHMS, *FUNCTIONS, *GREEK, *MARKS,
 })  # fmt: skip
-r"""What hides or strikes out (\phantom, \cancel) is dropped by some readers: only mathematics is handed on."""
+r"""Commands that Math-Verify may read. Some readers drop the content of \phantom or \cancel, so those are not passed on."""
 
 Quantity = tuple[list[Token], str, Fraction]
-"""The tokens of the number, the unit, and what a percent sign or "million" multiplies it with."""
+"""The tokens of the number, the unit, and the factor of a percent sign or "million"."""
 
 
 def read_value(tokens: list[Token]) -> Reading:
-    r"""An expression with what may stand around it; two of them for \pm."""
+    r"""Read an expression with its unit; a list of two for \pm."""
     signs = [place for place, token in enumerate(tokens) if token.latex == r"\pm"]
     if len(signs) == 1:
         head, tail = tokens[: signs[0]], tokens[signs[0] + 1 :]
@@ -241,9 +243,9 @@ def read_value(tokens: list[Token]) -> Reading:
 
 
 def refuse_others(tokens: Sequence[Token], problem: str) -> str:
-    """Why another reader is not asked, "" if it is: sentences are no mathematics, and towers of numbers are bombs."""
+    """Return why no other reader may try, or "": sentences are not mathematics, and towers of powers are attacks."""
     if len(tokens) > MAX_OTHERS_TOKENS:
-        return "it is long, and not understood: " + problem
+        return "it is long and not understood: " + problem
     words = [token for token in tokens if token.kind == LETTERS and len(token.text) > 2 and token.text not in MATH_WORDS]
     if words or any(token.kind == TEXT for token in tokens):
         return "there are words in it: " + problem
@@ -251,7 +253,7 @@ def refuse_others(tokens: Sequence[Token], problem: str) -> str:
     if any(left.isdecimal() and signs[place + 1 : place + 4 : 2] == ["^", "^"] for place, left in enumerate(signs)):
         return "a tower of powers"
     if any(token.kind == NUMBER and len(token.text) > MAX_OTHERS_DIGITS for token in tokens):
-        return "a long number in what is not understood: " + problem
+        return "a long number in an expression that is not understood: " + problem
     commands = {token.text for token in tokens if token.kind == COMMAND}
     return "" if commands and commands <= FOR_OTHERS else problem
 
@@ -272,7 +274,7 @@ def split_unit(tokens: list[Token]) -> Quantity:
         return body[:-1], unit, Fraction(1, 100)
     for length, degrees in ((2, ["^", "circ"]), (4, ["^", "{", "circ", "}"])):
         if len(body) > length and [token.text for token in body[-length:]] == degrees:
-            # 90^\circ is 90 degrees; \sin 30^\circ and 30^\circ + 45^\circ have no unit.
+            # 90^\circ is 90 degrees. \sin 30^\circ and 30^\circ + 45^\circ have no unit.
             inside = [token for token in body[:-length] if token.text == "circ" or token.text in FUNCTIONS]
             return (body, "", one) if inside else (body[:-length], "degree", one)
     end = find_unit(body)
@@ -280,7 +282,7 @@ def split_unit(tokens: list[Token]) -> Quantity:
 
 
 def read_unit(tokens: list[Token], body: list[Token], currency: str, end: int) -> Quantity:
-    """The quantity whose unit begins at `end`."""
+    """Return the quantity whose unit begins at `end`."""
     name, factor = " ".join(list_texts(body[end:])), Fraction(1)
     head, _, others = name.partition(" ")
     if name in PERCENT:
@@ -300,7 +302,7 @@ def read_unit(tokens: list[Token], body: list[Token], currency: str, end: int) -
 
 
 def find_unit(body: list[Token]) -> int | None:
-    r"""Where words behind a number begin: \text{...}, or bare words that are no variables; exponents of units included."""
+    r"""Return the position where a unit begins: \text{...}, or bare words that are not variables, with their exponents."""
     last = len(body) - count_power(body, len(body))
     if (
         last > 3 and body[last - 2].latex == "/" and body[last - 4].kind == NUMBER and body[last - 3].spaced
@@ -324,12 +326,12 @@ def find_unit(body: list[Token]) -> int | None:
     if start is None:
         return None
     before = body[start - 1]
-    # A bare word behind letters or a sign is part of an expression; behind a number or a bracket it is a unit.
+    # A bare word behind letters or a sign belongs to the expression; behind a number or a bracket it is a unit.
     return start if before.kind == NUMBER or before.text in (")", "}", "pi") or body[start].kind == TEXT else None
 
 
 def count_power(body: list[Token], place: int) -> int:
-    """How many tokens before `place` are the exponent of a unit: ^2, ^{-1}. 0 for none."""
+    """Return how many tokens before `place` are the exponent of a unit: ^2, ^{-1}."""
     pieces = ((length, "".join(token.text for token in body[place - length : place])) for length in range(2, min(6, place)))
     return next((length for length, piece in pieces if UNIT_POWER.fullmatch(piece)), 0)
 
@@ -338,12 +340,12 @@ def is_word(token: Token) -> bool:
     if token.kind != LETTERS or token.text in MATH_WORDS:
         return token.kind == TEXT
     if token.roman:
-        return token.text in LETTER_UNITS and token.text != "d"  # upright, d is of dx
+        return token.text in LETTER_UNITS and token.text != "d"  # upright, it is the d of dx
     return (token.spaced and len(token.text) > 2) or token.text in UNITS
 
 
 def flatten_fraction(body: list[Token]) -> list[Token]:
-    r"""5\,\frac{\text{m}}{\text{s}} as 5 \text{m} / \text{s}."""
+    r"""Return 5\,\frac{\text{m}}{\text{s}} as 5 \text{m} / \text{s}."""
     start = max((place for place, token in enumerate(body) if token.latex == r"\frac"), default=0)
     if start == 0 or body[-1].latex != "}":
         return body

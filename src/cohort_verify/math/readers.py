@@ -1,9 +1,9 @@
-r"""What kind of answer is it: a value, a tuple or interval, a set, a list of alternatives, a relation, a matrix, words?
+r"""Finds out the kind of an answer: a value, a tuple or interval, a set, a list of alternatives, a relation, a matrix, or
+words.
 
-`read_answer(text)` tells it, by a row of readers of one signature: the first that knows the tokens gives the reading. Brackets,
-separators, relations, units and percent signs are understood here, by rules that docs/math-rewards.md writes down with examples;
-only what is left, single expressions, is a matter of algebra. So no verdict about order, openness or alternatives is ever left to a
-computer algebra system.
+`read_answer(text)` tries readers with one signature in turn; the first one that recognises the tokens decides. Brackets,
+separators, relations, units and percent signs are handled here; docs/math-rewards.md has the rules with examples. Only single
+expressions are left to algebra, so no verdict about order, open ends or alternatives depends on a computer algebra system.
 """
 
 from __future__ import annotations
@@ -51,22 +51,22 @@ ROUNDED = frozenset({
     "approximately", "approx", "about", "around", "roughly", "circa", "exactly", "precisely", "equal to", "equals", "answer", "final answer",
     "the answer is", "the final answer is", "answer is", "is",
 })  # fmt: skip
-"""Before a number they say no more than the sign does: about 5 is \\approx 5."""
+"""Words before a number that mean no more than the sign: about 5 is \\approx 5."""
 
 
 @functools.lru_cache(maxsize=KEPT_READINGS)
 def read_answer(text: str) -> Reading:
-    """The reading of an answer. Never raises: what cannot be understood is a Value that says so.
+    """Return the reading of an answer. Never raises: an answer that cannot be read is a Value with the reason.
 
-    Kept, for an answer is read to be compared and again to be voted on, and the completions of a group say few different things.
+    Cached: an answer is read for the score and for the majority vote, and a group has few different answers.
     """
-    if len(text) <= PLAIN_DIGITS and text.isascii() and text.isdigit():  # what the readers below would make of it
+    if len(text) <= PLAIN_DIGITS and text.isascii() and text.isdigit():  # same result as the readers below
         return Value(text, number(Fraction(int(text))))
     return read_parts(text)
 
 
 def read_parts(text: str) -> Reading:
-    """The same by the row of readers, whatever the text."""
+    """Read with the readers, without the shortcut and the cache."""
     tokens = read_tokens(text)
     if tokens is None:
         return Value(text, refused="it is too long")
@@ -88,7 +88,7 @@ def read_part(tokens: list[Token], depth: int) -> Reading:
 
 
 def trim_tokens(tokens: list[Token]) -> list[Token]:
-    """Without Markdown's stars, closing punctuation and braces around everything."""
+    """Remove Markdown asterisks, closing punctuation and outer braces."""
     while tokens and tokens[-1].latex in ("*", "`", ".", ",", ";"):
         tokens = tokens[:-1]
     while tokens and tokens[0].latex in ("*", "`"):
@@ -114,11 +114,11 @@ def is_separator(token: Token) -> bool:
 
 
 def split_items(tokens: list[Token]) -> list[list[Token]] | None:
-    """The parts of a list; None if there is but one. "1, 2, and 3" has three: empty parts between separators are none."""
+    """Return the parts of a list, or None if there is only one. "1, 2, and 3" has three; empty parts are dropped."""
     places = find_top(tokens, is_separator)
     parts = [part for part in split_at(tokens, places) if part]
     if len(parts) > MAX_ITEMS:
-        raise OutOfBounds("a list of very many items")
+        raise OutOfBounds("the list is too long")
     return parts if places else None
 
 
@@ -145,7 +145,7 @@ def read_list(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def read_systems(tokens: list[Token], depth: int) -> Reading | None:
-    """p=5, q=2; p=7, q=2: several solutions of several names each."""
+    """Read several solutions with several names each: p=5, q=2; p=7, q=2."""
     places = find_top(tokens, lambda token: token.latex == ";" or token.word.strip(" ,") == "or")
     parts = [part for part in split_at(tokens, places) if part]
     named = [[find_leading_name(item) for item in split_items(part) or []] for part in parts]
@@ -155,23 +155,23 @@ def read_systems(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def find_leading_name(tokens: Sequence[Token]) -> str:
-    """x of x = 5; "" for anything else."""
+    """Return x of x = 5, "" for anything else."""
     return tokens[0].text if len(tokens) > 2 and tokens[0].kind == LETTERS and tokens[1].latex == "=" else ""
 
 
 def read_item(tokens: list[Token], depth: int) -> Reading:
-    """A part of a list; 1,000 among others is a number."""
+    """Read an item of a list; 1,000 is one number here."""
     reading = read_part(tokens, depth + 1)
     return reading.grouped if isinstance(reading, Group) and reading.grouped is not None else reading
 
 
 def spread_signs(items: Sequence[Reading]) -> list[Reading]:
-    r"""0, \pm 2 as 0, 2, -2."""
+    r"""Replace \pm 2 in a list by 2 and -2."""
     return [part for item in items for part in (item.items if isinstance(item, Group) and item.kind == "" else (item,))]
 
 
 def drop_common_name(items: list[Reading]) -> list[Reading]:
-    """n = 2, 3, 4 names all three: the values alone. x = 1, x = 2 likewise; x = 1, y = 2 stay relations."""
+    """Drop a name common to all: n = 2, 3, 4 and x = 1, x = 2 give the values. x = 1, y = 2 stay relations."""
     names = {find_equation_name(item) for item in items if isinstance(item, Relation)}
     if find_equation_name(items[0]) is None or len(names) > 1:
         return items
@@ -193,12 +193,12 @@ def read_brackets(tokens: list[Token], depth: int) -> Reading | None:
     items = tuple(read_item(part, depth) for part in parts)
     if kind == "()" and len(items) == 2 and all(map(is_infinite, items)):
         return EVERY_NUMBER
-    # Three or more in square brackets are no interval: an ordered list, as in parentheses.
+    # Three or more items in square brackets are not an interval but an ordered list, as in parentheses.
     return Group("()" if kind == "[]" and len(items) > 2 else kind, items)
 
 
 def split_bracketed(inside: list[Token]) -> list[list[Token]] | None:
-    """In brackets a comma separates: (1,234) is a pair. Only where others have a space behind them, it groups digits."""
+    """Split at commas: (1,234) is a pair. A comma groups digits only if other commas are followed by a space."""
     commas = find_top(inside, lambda token: token.latex == ",")
     has_spaced = any(token.spaced for place in commas for token in inside[place + 1 : place + 2])
     return split_items(inside if has_spaced else split_thousands(inside))
@@ -208,11 +208,11 @@ def read_set(inside: list[Token], depth: int) -> Reading:
     if not inside:
         return Group("{}", ())
     bars = find_top(inside, lambda token: token.latex in ("|", ":"))
-    if len(bars) == 1 and 0 < bars[0] < len(inside) - 1 and inside[bars[0] - 1].kind != NUMBER:  # {x | x > 2}: its condition
+    if len(bars) == 1 and 0 < bars[0] < len(inside) - 1 and inside[bars[0] - 1].kind != NUMBER:  # {x | x > 2} is its condition
         if inside[0].kind == LETTERS and list_texts(inside[1 : bars[0]]) in ([], ["in", "mathbb", "R"]):
             return read_part(inside[bars[0] + 1 :], depth + 1)
         inside[bars[0]] = Token(SIGN, ":")
-        return Words(" ".join(list_texts(inside)))  # {2x | x > 2}, and whole numbers x: other sets
+        return Words(" ".join(list_texts(inside)))  # {2x | x > 2}, or whole numbers x: another set
     return Group("{}", tuple(spread_signs([read_item(part, depth) for part in split_bracketed(inside) or [inside]])))
 
 
@@ -223,7 +223,7 @@ def is_infinite(reading: Reading) -> bool:
 
 
 def read_union(tokens: list[Token], depth: int) -> Reading | None:
-    r"""A \\cup B; A \\cap B where both are intervals; and all numbers, or an interval, without some points."""
+    r"""Read A \\cup B, A \\cap B of two intervals, and the real numbers or an interval without some points."""
     signs = {tokens[place].latex for place in find_top(tokens, lambda token: token.latex in (r"\cup", r"\cap", r"\setminus"))}
     if not signs:
         return None
@@ -245,12 +245,12 @@ def read_ratio(tokens: list[Token], depth: int) -> Reading | None:
     if not 2 <= len(parts) <= 5 or not all(parts):
         return None
     items = tuple(read_item(part, depth) for part in parts)
-    # "Total: 5" is no ratio.
+    # "Total: 5" is not a ratio.
     return Group(":", items) if all(isinstance(item, Value) and item.node is not None for item in items) else None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Environments: matrices, systems of equations, and equations that are only aligned
+# Environments: matrices, systems of equations, aligned equations
 # ---------------------------------------------------------------------------------------------------------------------
 
 
@@ -262,13 +262,15 @@ def read_environment(tokens: list[Token], depth: int) -> Reading | None:
         return read_part(line, depth + 1)
     widths, cells = {len(row) for row in rows}, [cell for row in rows for cell in row]
     if len(widths) != 1 or not all(cells) or len(cells) > MAX_ITEMS:
-        raise OutOfBounds("a matrix that is ragged, has empty cells or is very large")
+        raise OutOfBounds("the matrix is ragged, has empty cells or is too large")
     kind = sort if sort in ("vmatrix", "cases") else "matrix"
     return Group(f"{len(rows)}x{max(widths)} {kind}", tuple(read_part(cell, depth + 1) for cell in cells))
 
 
 def split_environment(tokens: list[Token]) -> tuple[str, Rows]:
-    r"""The name, rows and cells of the environment that the tokens are, also behind the lone brace of \left\{ ... \right; "" for none."""
+    r"""Return the name and rows of the environment that makes up the tokens, also behind the single brace of \left\{ ...
+    \right; "" if none.
+    """
     if len(tokens) > 1 and tokens[0].latex == r"\{" and find_closing(tokens, 0) < 0:
         tokens = tokens[1:]
     if tokens[0].latex != r"\begin" or (end := find_closing(tokens, 0)) < 0:
@@ -284,7 +286,7 @@ def split_environment(tokens: list[Token]) -> tuple[str, Rows]:
 
 
 def read_braced_name(tokens: Sequence[Token], place: int) -> tuple[str, int]:
-    r"""The name behind \begin or \end, without the star of align*, and the place after it."""
+    r"""Return the name behind \begin or \end, without the star of align*, and the position after it."""
     inside = [token.latex for token in tokens[place : place + 4]]
     length = 4 if inside[2:3] == ["*"] else 3
     if inside[:1] == ["{"] and inside[length - 1 :][:1] == ["}"] and tokens[place + 1].kind == LETTERS:
@@ -293,9 +295,9 @@ def read_braced_name(tokens: Sequence[Token], place: int) -> tuple[str, int]:
 
 
 def join_lines(sort: str, rows: Rows) -> list[Token] | None:
-    r"""The lines of what is aligned, a system or one equation as one answer, "and" between lines; None for a matrix.
+    r"""Join aligned lines or a system into one answer, with "and" between lines; None for a matrix.
 
-    A line that begins with a sign of relation goes on with the line before it: x &= 2 + 3 \\ &= 5.
+    A line that begins with a relation sign continues the line before it: x &= 2 + 3 \\ &= 5.
     """
     rows = [row for row in rows if any(row)]
     cells = [cell for row in rows for cell in row]
@@ -318,7 +320,9 @@ def join_lines(sort: str, rows: Rows) -> list[Token] | None:
 
 
 def find_relation(tokens: Sequence[Token], place: int) -> str:
-    """The relation that a token is, "" for none. The word in is one before a bracket: x in [2, 5]; 5 in is a length."""
+    """Return the relation of a token, or "". The word "in" is a relation only before a bracket: x in [2, 5], but 5 in is a
+    length.
+    """
     token = tokens[place]
     if token.kind == LETTERS and token.text == "in" and place + 1 < len(tokens):
         return "in" if tokens[place + 1].text in ("[", "(", "{") else ""
@@ -326,7 +330,7 @@ def find_relation(tokens: Sequence[Token], place: int) -> str:
 
 
 def read_joined_conditions(tokens: list[Token], depth: int) -> Reading | None:
-    r"""x \le 2 \cup x \ge 5: conditions with the sign of a union between them."""
+    r"""Read conditions joined by a union sign: x \le 2 \cup x \ge 5."""
     parts = split_by(tokens, r"\cup")
     if len(parts) < 2 or not all(any(token.latex in RELATIONS for token in part) for part in parts):
         return None
@@ -343,7 +347,7 @@ def read_relation(tokens: list[Token], depth: int) -> Reading | None:
     parts, ops = split_at(tokens, places), [find_relation(tokens, place) for place in places]
     if not parts[-1] or len(ops) > 10:
         return Value(write_latex(tokens), refused="a relation without an end")
-    if not parts[0] and ops[0] not in ("=", "~"):  # "> 5" says something else than 5
+    if not parts[0] and ops[0] not in ("=", "~"):  # "> 5" is not the answer 5
         return Words(write_latex(tokens).replace(" ", ""))
     if not parts[0]:  # "= 5"
         parts, ops = parts[1:], ops[1:]
@@ -361,7 +365,7 @@ def read_relation(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def read_choice(tokens: list[Token], depth: int) -> Reading | None:
-    r"""(A), A), A:, \text{(A)}, \textbf{A}; also with what it stands for behind it, (A) 12. A bare A may be a variable."""
+    r"""Read (A), A), A:, \text{(A)}, \textbf{A}, also with its meaning behind it: (A) 12. A bare A may be a variable."""
     length, letter = find_choice(tokens)
     if not length:
         return None
@@ -382,4 +386,4 @@ def read_choice(tokens: list[Token], depth: int) -> Reading | None:
 READERS = (
     read_choice, read_clock, read_date, read_dots, read_list, read_relation, read_union, read_ratio, read_brackets, read_environment, read_words, read_based,
 )  # fmt: skip
-"""The first that knows the tokens reads them; what none knows is a value."""
+"""Tried in this order. Tokens that none of them recognises are a value."""

@@ -1,11 +1,11 @@
-r"""Runs in jailed workers only: are two answers the same where exact arithmetic does not tell?
+r"""Compares two answers where exact arithmetic cannot decide. Runs only in jailed workers.
 
     compare({"found": "\\frac{1}{\\sqrt{2}}", "gold": "\\frac{\\sqrt{2}}{2}", "tolerance": "0", "cpu_s": 1.0})  ->  {"verdict": "right"}
 
-Expressions that cohort_verify.math.expressions can read are compared by value (cohort_verify.math.symbolic): to 150 digits, relative to
-their size, at several points if they have variables. What that reader does not know (sums, integrals, limits, ...) is read and judged
-by Math-Verify; its yes counts only if both sides are plain expressions, nothing of the text was dropped on the way to
-SymPy, and their values agree.
+Expressions that cohort_verify.math.expressions can read are compared by value: to 150 digits relative to their size, at several
+points if they have variables. That is stricter than a computer algebra system, whose simplifications stop at 15 digits, and it
+always ends. Other expressions (sums, integrals, limits, ...) are read and compared by Math-Verify. Its yes counts only if both
+sides are plain expressions, no part of the text was dropped on the way to SymPy, and the values agree.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from cohort_verify.math.text import normalise
 from cohort_verify.math.tree import ARITHMETIC, Node, OutOfBounds, check_size, find_exact, has_constant, list_symbols, walk
 
 NO_VALUE = "it has no value"
-UNREAD = "it cannot be read, by Math-Verify neither"
+UNREAD = "neither Cohort nor Math-Verify can read it"
 
 
 class OutOfTime(BaseException):
-    """The share of CPU time for this question is used up. No Exception, for Math-Verify and SymPy swallow those."""
+    """The CPU time for this message is used up. Not an Exception, because Math-Verify and SymPy swallow those."""
 
 
 def compare(message: Mapping[str, Any]) -> dict[str, str]:
-    """The entry of the workers: {"verdict": "right", "wrong", "unevaluated", "unparsed", "gold" or "timeout", "detail": why}.
+    """The workers' entry: {"verdict": "right", "wrong", "unevaluated", "unparsed", "gold" or "timeout", "detail": reason}.
 
-    A message without "found" asks whether its gold answer can be evaluated at all: "right" or "gold".
+    A message without "found" asks whether its reference answer can be evaluated: "right" or "gold".
     """
     if "found" not in message:
-        problem = find_gold_problem(str(message["gold"]), float(message.get("cpu_s", 0.0)))
+        problem = find_reference_problem(str(message["gold"]), float(message.get("cpu_s", 0.0)))
         return {"verdict": "gold" if problem else "right", "detail": problem}
     judge = SymbolicJudge(Fraction(str(message.get("tolerance", "0"))))
     try:
@@ -59,13 +59,13 @@ def compare(message: Mapping[str, Any]) -> dict[str, str]:
         return {"verdict": "timeout", "detail": "the comparison ran into its share of CPU time"}
     except (RecursionError, OutOfBounds):
         return {"verdict": "unparsed", "detail": "it is nested too deep"}
-    if judge.gold_unread and word != "right":
-        return {"verdict": "gold", "detail": judge.gold_unread}
+    if judge.reference_unread and word != "right":
+        return {"verdict": "gold", "detail": judge.reference_unread}
     return {"verdict": word or "wrong", "detail": judge.unread if word == "unparsed" else ""}
 
 
-def find_gold_problem(text: str, cpu_s: float) -> str:
-    """Why a gold answer has no value to compare with; "" if it has."""
+def find_reference_problem(text: str, cpu_s: float) -> str:
+    """Return why a reference answer has no value to compare with, or ""."""
     try:
         with share_cpu(cpu_s):
             for leaf in list_leaves(read_answer(text)):
@@ -86,7 +86,7 @@ def find_gold_problem(text: str, cpu_s: float) -> str:
 
 @contextlib.contextmanager
 def share_cpu(seconds: float) -> Iterator[None]:
-    """Raise OutOfTime after so much CPU time. It saves a new worker; what blocks the interpreter is killed from outside."""
+    """Raise OutOfTime after that much CPU time. This saves starting a new worker; a blocked interpreter is killed from outside."""
     if seconds <= 0 or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -95,7 +95,7 @@ def share_cpu(seconds: float) -> Iterator[None]:
         raise OutOfTime
 
     before = signal.signal(signal.SIGVTALRM, stop)
-    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)  # again and again, lest a swallowed one were the last
+    signal.setitimer(signal.ITIMER_VIRTUAL, seconds, 0.05)  # repeated in case one is swallowed
     try:
         yield
     finally:
@@ -104,7 +104,7 @@ def share_cpu(seconds: float) -> Iterator[None]:
 
 
 class SymbolicJudge(ExactJudge):
-    """The judge of the workers: leaves nothing open."""
+    """The workers' judge: decides every comparison."""
 
     def compare_values(self, found: Value, gold: Value, tolerance: Fraction) -> bool:
         exactly = super().compare_values(found, gold, tolerance)
@@ -116,7 +116,7 @@ class SymbolicJudge(ExactJudge):
         if decision is None and not has_value(found.node):
             self.unread = NO_VALUE
         elif decision is None and not has_value(gold.node):
-            self.gold_unread = NO_VALUE
+            self.reference_unread = NO_VALUE
         return bool(decision)
 
     def compare_relations(self, found: Sides, gold: Sides, directed: bool) -> bool:
@@ -128,7 +128,7 @@ class SymbolicJudge(ExactJudge):
         if left is None:
             self.unread = UNREAD
         elif right is None:
-            self.gold_unread = UNREAD
+            self.reference_unread = UNREAD
         else:
             return are_same_expressions(left, right)
         return False
@@ -141,13 +141,13 @@ class SymbolicJudge(ExactJudge):
 SYMPY = {
     "add": "Add", "multiply": "Mul", "power": "Pow", "ceil": "ceiling", "ln": "log", "arcsin": "asin", "arccos": "acos", "arctan": "atan",
 }  # fmt: skip
-"""Names of operations that differ there from ours."""
+"""SymPy's names of operations, where they differ."""
 SYMPY_CONSTANTS = {"pi": sympy.pi, "e": sympy.E, "i": sympy.I, "infty": sympy.oo}
 NAMES = re.compile(r"\\([A-Za-z]+)|([A-Za-z])|(\d+)")
 
 
 def make_sympy(value: Value) -> Any:
-    """An answer as a SymPy expression, or None. What our own reader understood is built from its tree, never read again."""
+    """Return an answer as a SymPy expression, or None. Answers that were read here are built from their tree."""
     if value.node is None:
         return parse_by_math_verify(value.text)
     with contextlib.suppress(Exception):
@@ -170,7 +170,7 @@ def build_sympy(node: Node) -> Any:
 
 
 def parse_by_math_verify(text: str) -> Any:
-    """A SymPy expression that holds every letter and number of the text, or None."""
+    """Return a SymPy expression that contains every letter and number of the text, or None."""
     config = [math_verify.LatexExtractionConfig(boxed_match_priority=-1)]
     with contextlib.suppress(Exception):
         found = math_verify.parse(
@@ -186,7 +186,9 @@ def parse_by_math_verify(text: str) -> Any:
 
 
 def holds_all(expression: Any, text: str) -> bool:
-    """Whether nothing was dropped: Math-Verify takes what it understands and leaves the rest, such as the root of "4 sqrt(2)"."""
+    """Return whether nothing was dropped. Math-Verify reads what it understands and drops the rest, such as the root of "4
+    sqrt(2)".
+    """
     held = sympy.srepr(expression)
     letters = {letter for _, letter, _ in NAMES.findall(text) if letter and letter not in "deiEI"}
     numbers = {digits.lstrip("0") or "0" for _, _, digits in NAMES.findall(text) if digits}
@@ -194,11 +196,11 @@ def holds_all(expression: Any, text: str) -> bool:
 
 
 def are_same_expressions(found: Any, gold: Any) -> bool:
-    """Math-Verify's yes, and the same value at points (or the same tree where nothing has a value)."""
+    """Return whether Math-Verify agrees and the values are the same at points (or the trees are, if nothing has a value)."""
     ours = {str(symbol): symbol for symbol in found.free_symbols}
     if set(ours) != set(map(str, gold.free_symbols)):
         return False
-    # One symbol for one name: Math-Verify makes its own kinds of them.
+    # Use one symbol per name; Math-Verify makes several kinds.
     gold = gold.xreplace({symbol: ours[str(symbol)] for symbol in gold.free_symbols})
     found, gold = run_sums(found), run_sums(gold)
     if found == gold:
@@ -218,7 +220,7 @@ def are_same_expressions(found: Any, gold: Any) -> bool:
 
 
 def run_sums(expression: Any) -> Any:
-    """A sum as its value; comparing two sums term by term may take for ever."""
+    """Evaluate sums: comparing two of them term by term may never end."""
     with contextlib.suppress(Exception):
         return expression.doit()
     return expression
@@ -232,8 +234,10 @@ def evaluate_sympy(expression: Any, point: Point) -> Any:
     return None
 
 
-logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that its own time limits are off; ours are outside
-# Math-Verify's tables are built by the first use; no question pays for that.
+logging.getLogger("math_verify").setLevel(
+    logging.ERROR
+)  # silences the warning that its own time limits are off: the jail has limits
+# The first use builds Math-Verify's tables. Do it here, so that no message is charged for it.
 are_same_expressions(parse_by_math_verify(r"\sum_{n=1}^{3} n"), parse_by_math_verify(r"\sum_{k=1}^{3} k"))
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -242,8 +246,8 @@ are_same_expressions(parse_by_math_verify(r"\sum_{n=1}^{3} n"), parse_by_math_ve
 
 DIGITS = 200
 SLACK = 50
-"""Values are computed to DIGITS digits and more where terms of a sum differ much in size; equal ones agree in all but SLACK
-of them. A value whose size falls with the precision it is computed in is a zero."""
+"""Values are computed to DIGITS digits, or more if terms of a sum differ much in size. Equal values agree in all but SLACK
+digits. A value that shrinks as the precision grows is zero."""
 POINTS = 8
 FEWEST_POINTS = 3
 INTEGER_NAMES = frozenset("nkmj")
@@ -252,10 +256,10 @@ Point = Mapping[str, Fraction]
 
 
 def are_equal(left: Node, right: Node, tolerance: Fraction) -> bool | None:
-    """Whether two expressions have the same values; None where both are defined nowhere."""
+    """Return whether two expressions have the same values; None if both are undefined everywhere."""
     if has_constant(left, "infty") or has_constant(right, "infty"):
         return find_infinity(left) == find_infinity(right) != 0
-    # \log without a base is natural to some and decimal to others; both sides mean the same.
+    # \log without a base may be natural or decimal, but means the same on both sides.
     is_open = any(part.op == "log" and len(part.args) == 1 for side in (left, right) for part in walk(side))
     decisions = [NodePair(left, right, base).is_equal(tolerance) for base in ([None, 10] if is_open else [None])]
     return True if True in decisions else (None if None in decisions else False)
@@ -269,14 +273,14 @@ def has_value(node: Node) -> bool:
 
 
 def find_infinity(node: Node) -> int:
-    """1 or -1 for what is infinite itself, 0 for anything else."""
+    """Return 1 or -1 for plus or minus infinity, else 0."""
     if node.op == "negate":
         return -find_infinity(node.args[0])
     return int(node.op == "constant" and node.name == "infty")
 
 
 class NodePair:
-    """Two expressions of the same variables, and the base that \\log without one has."""
+    """Two expressions of the same variables, and the base of \\log without one."""
 
     def __init__(self, left: Node, right: Node, log_base: int | None = None) -> None:
         self.left, self.right, self.log_base = left, right, log_base
@@ -284,17 +288,17 @@ class NodePair:
         self.digits = DIGITS + math.ceil(0.7 * max(check_size(left), check_size(right)) / DIGITS) * DIGITS
 
     def evaluate(self, point: Point, times: int = 1) -> tuple[Any, Any] | None:
-        """Both values to so many times the digits, or None where one is not defined."""
+        """Return both values at a point with `times` as many digits, or None if one is undefined."""
         place = tuple(point.items())
         left, right = (evaluate(side, place, self.log_base, times * self.digits) for side in (self.left, self.right))
         return None if left is None or right is None else (left, right)
 
     def evaluate_all(self, points: Iterable[Point]) -> Iterator[tuple[Point, tuple[Any, Any]]]:
-        """The points at which both are defined, each with both values."""
+        """Yield the points at which both are defined, with both values."""
         return ((point, pair) for point in points if (pair := self.evaluate(point)) is not None)
 
     def agrees_at(self, point: Point, pair: tuple[Any, Any]) -> bool:
-        """Whether the two values are equal relative to their size; or both zero, which shows in their shrinking with the precision."""
+        """Return whether two values are equal relative to their size, or both zero: zeros shrink as the precision grows."""
         with mpmath.workdps(self.digits):
             largest = max(map(abs, pair))
             if abs(pair[0] - pair[1]) <= largest * mpmath.mpf(10) ** (SLACK - self.digits):
@@ -304,7 +308,7 @@ class NodePair:
             return finer is not None and bool(max(map(abs, finer)) <= largest * mpmath.mpf(10) ** (-2 * self.digits))
 
     def is_equal(self, tolerance: Fraction) -> bool | None:
-        """Whether the values are the same at all points; None where there are too few that have values."""
+        """Return whether the values are equal at all points; None if too few points have values."""
         if not self.names:
             return self.is_number_equal(tolerance)
         is_imaginary = has_constant(self.left, "i") or has_constant(self.right, "i")
@@ -318,7 +322,7 @@ class NodePair:
                 agreed += 1
         if agreed >= FEWEST_POINTS:
             return True
-        if set(self.names) <= INTEGER_NAMES:  # (-1)^n is a number at whole n only
+        if set(self.names) <= INTEGER_NAMES:  # (-1)^n is a number only at whole n
             others = list(self.evaluate_all(list_whole_points(self.names)))
         return None if agreed + len(others) < FEWEST_POINTS else all(starmap(self.agrees_at, others))
 
@@ -331,7 +335,7 @@ class NodePair:
         return (bool(tolerance) and bool(is_near)) or self.agrees_at({}, pair)
 
     def is_proportional(self, directed: bool) -> bool:
-        """Whether one is the other times a constant (a positive one where the relation has a direction), zero nowhere common."""
+        """Return whether one is a nonzero constant times the other; with `directed`, a positive constant."""
         pairs = list(self.evaluate_all(list_points(self.names))) if self.names else []
         with mpmath.workdps(DIGITS):
             quotients = [left / right for _, (left, right) in pairs if right != 0]
@@ -350,7 +354,7 @@ class NodePair:
 
 
 def list_points(names: Sequence[str]) -> Iterator[Point]:
-    """Fixed points with odd fractions, half of them negative: the same question has the same answer on every machine."""
+    """Yield fixed points with odd fractions, half of them negative, so that every machine gives the same verdict."""
     for place in range(POINTS):
         point = {}
         for name in names:
@@ -382,7 +386,7 @@ FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 @functools.lru_cache(maxsize=4096)
 def evaluate(node: Node, point: tuple[tuple[str, Fraction], ...], log_base: int | None, digits: int) -> Any:
-    """The value at a point, None where there is none; kept: the members of a set are each compared with all of the other."""
+    """Return the value at a point, or None. Cached, because comparing sets evaluates each member several times."""
     with mpmath.workdps(digits):
         try:
             value = evaluate_node(node, dict(point), log_base)
@@ -410,7 +414,7 @@ def evaluate_node(node: Node, point: Point, log_base: int | None) -> Any:
 
 
 def raise_to(base: Any, exponent: Any, exact: Fraction | None) -> Any:
-    """A power; where its exponent is rational, with the real root of a negative number."""
+    """Return the power. If the exponent is rational, use the real root of a negative base."""
     if exact is None:
         return base**exponent
     if base == 0 and exact <= 0:
@@ -426,7 +430,7 @@ def is_real(value: Any) -> bool:
 
 
 def find_real_root(inner: Any, degree: Fraction | None) -> Any:
-    """The real cube root of -8 is -2. None: the principal value is meant."""
+    """Return the real odd root of a negative number, as -2 for the cube root of -8; None where the principal value is meant."""
     if degree is None or degree.denominator != 1 or degree % 2 == 0 or degree < 0 or not is_real(inner):
         return None
     real = mpmath.re(inner)

@@ -1,8 +1,9 @@
-r"""The text of a final answer: one spelling for what is only typography, and its tokens. Nothing here knows what an answer means.
+r"""The text of a final answer without typographical differences, as a string and as tokens. Nothing here knows the meaning of
+an answer.
 
-Two forms are made. `normalise` gives a text to compare letter by letter; `read_tokens` gives tokens for cohort_verify.math.readers
-and keeps what matters there: which letters were \text{}, and where spaces were (in "100, 200" the comma separates, in "100,200"
-it may group digits). Every pattern is linear, and texts are cut to MAX_ANSWER_CHARS before they come here.
+`normalise` returns a text to compare letter by letter. `read_tokens` returns tokens for cohort_verify.math.readers, which also
+need to know which letters were in \text{} and where spaces were: in "100, 200" the comma separates, in "100,200" it may group
+digits. All patterns are linear; callers cut texts to MAX_ANSWER_CHARS.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 MAX_ANSWER_CHARS = 1000
-"""A longer answer is compared as it stands: it is not read."""
+"""A longer answer is not read, only compared as text."""
 MAX_TOKENS = 600
 NUMBER, LETTERS, COMMAND, SIGN, TEXT = "number", "letters", "command", "sign", "text"
 RELATIONS = {
@@ -29,7 +30,7 @@ RELATIONS = {
 MINUS = dict.fromkeys("−–—‐‑‒﹣－", "-")
 SPACE = dict.fromkeys("\u00a0\u2002\u2003\u2004\u2005\u2006\u2007\u2008\u2009\u200a\u202f\u205f\u3000\t\n\r\f\v", " ")
 WIDE = {chr(code): chr(code - 0xFEE0) for code in range(0xFF01, 0xFF5F) if chr(code) not in MINUS}
-"""Full-width forms. NFKC would do it too, and would turn 5² into 52."""
+"""Full-width forms. NFKC would also convert them, but would turn 5² into 52."""
 CHARACTERS = str.maketrans({**WIDE, **MINUS, **SPACE})
 
 SYMBOLS = {
@@ -48,11 +49,11 @@ RAISED = re.compile(f"[{''.join(SUPERSCRIPTS)}]+")
 LOWERED = re.compile(f"[{''.join(SUBSCRIPTS)}]+")
 SMALL_FRACTION = re.compile("([⁰¹²³⁴⁵⁶⁷⁸⁹]+)⁄([₀₁₂₃₄₅₆₇₈₉]+)")
 MET_DIGITS = re.compile(r"(?<=\d)(?:\\?\$|\\[()\[\]]|\\(?:left|right)(?![A-Za-z]))+(?=\d)")
-"""Delimiters between two digits, which are no number without them: $5$$6$."""
+"""Delimiters between two digits, which must not be joined: $5$$6$."""
 
 
 def unify_characters(text: str) -> str:
-    """Digits of all scripts as 0-9, every kind of minus and space as one, nothing invisible. 5² stays what it is."""
+    """Map digits of all scripts to 0-9, all kinds of minus signs and spaces to one, and drop invisible characters. 5² is kept."""
     text = MET_DIGITS.sub(" ", text).translate(CHARACTERS)
     return text if text.isascii() else "".join(map(unify_character, text))
 
@@ -62,16 +63,16 @@ def unify_character(character: str) -> str:
         return character
     if character.isdecimal():
         return str(unicodedata.decimal(character))
-    # Cf: zero-width and direction marks; Mn would be accents, which make another letter; FE00-FE0F choose a glyph.
+    # Cf: zero-width and direction marks; FE00-FE0F choose a glyph. Accents (the rest of Mn) make another letter and are kept.
     if unicodedata.category(character) == "Cf" or "\ufe00" <= character <= "\ufe0f":
         return ""
-    if "\U0001d400" <= character <= "\U0001d7ff":  # letters of mathematical alphabets
+    if "\U0001d400" <= character <= "\U0001d7ff":  # mathematical alphabets
         return unicodedata.normalize("NFKC", character)
     return character
 
 
 def spell_symbols(text: str) -> str:
-    r"""Mathematical characters as the LaTeX for them: x² as x^{2}, ½ as \frac{1}{2}, π as \pi."""
+    r"""Replace mathematical characters by LaTeX: x² by x^{2}, ½ by \frac{1}{2}, π by \pi."""
     if text.isascii():
         return text
     text = SMALL_FRACTION.sub(lambda found: rf"\frac{{{found[1]}}}{{{found[2]}}}".translate(FULL_SIZE), text)
@@ -97,15 +98,15 @@ LOOSE_SPACE = re.compile(r"(?<![\w.,;])[ ]|[ ](?![\w.])")
 
 
 def normalise(text: str) -> str:
-    """One spelling for what is only typography. Superscripts stay what they are: 5² is not 52."""
-    if text.isascii() and text.isalnum():  # a plain number or word, as most answers are: there is no typography in it
+    """Return the text without typographical differences. Superscripts are kept: 5² is not 52."""
+    if text.isascii() and text.isalnum():  # a plain number or word, the usual case
         return text
     text = unify_characters(text)
     for pattern, replacement in REPLACEMENTS:
         text = pattern.sub(replacement, text)
     text = text.strip(" *`").removesuffix(".").strip(" *`")
     # A space between two words or numbers separates them ("4 5" is not 45), and so does one after a comma ("1, 234" is not
-    # 1,234); any other is typography.
+    # 1,234). Other spaces are dropped.
     return LOOSE_SPACE.sub("", text)
 
 
@@ -119,12 +120,12 @@ class Token:
     kind: str
     text: str
     spaced: bool = False
-    """A space stood before it."""
+    """A space comes before it."""
     roman: bool = False
     r"""A letter in upright type: \mathrm{m} may be a unit where m is a variable."""
 
     latex: str = field(init=False)
-    r"""As LaTeX writes it, which tells the sign = from \text{=}, and the bracket ( from \(."""
+    r"""The LaTeX spelling, which distinguishes the sign = from \text{=}, and the bracket ( from \(."""
 
     def __post_init__(self) -> None:
         marked = {COMMAND: f"\\{self.text}", TEXT: f"\\text{{{self.text}}}"}
@@ -132,7 +133,7 @@ class Token:
 
     @property
     def word(self) -> str:
-        r"""The letters, bare or in \text{}, without case; "" for any other token."""
+        r"""The letters in lower case, bare or in \text{}; "" for any other token."""
         return self.text.lower() if self.kind in (TEXT, LETTERS) else ""
 
 
@@ -153,12 +154,12 @@ NO_COMMANDS = {
 TEXT_COMMANDS = ("text", "textbf", "textrm", "textit", "textsf", "texttt", "mbox", "mathrm", "mathbf", "mathit", "mathsf",
                  "operatorname", "rm", "bf", "boldsymbol", "bm", "textnormal", "unit", "hbox", "emph", "textup", "mathup", "textsl", "si")  # fmt: skip
 UPRIGHT = (r"\mathrm", r"\mathup", r"\rm", r"\unit", r"\si")
-"""As units are set; a bold letter is a vector, a slanted one a variable."""
+"""The usual type of units. A bold letter is a vector, a slanted one a variable."""
 TOKEN = re.compile(
     r"(?P<space>[ ]+)"
     rf"|\\(?:{'|'.join(sorted(TEXT_COMMANDS, key=len, reverse=True))})[ ]?\{{(?P<text>(?:[^{{}}]|\^\{{-?\d\}})*)\}}"
     r"|(?P<command>\\(?:[A-Za-z]+\*?|.))"
-    # Three digits behind every comma or space: thousands. Then plain decimals, and 2e-3 as computers write it.
+    # Three digits behind every comma or space: thousands. Then plain decimals, and 2e-3 as in programs.
     r"|(?P<number>\d{1,3}(?:,\d{3})+(?!\d|,\d)(?:\.\d+)?|\d{1,3}(?:[ ]\d{3})+(?!\d|,\d)(?:\.\d+)?"
     r"|(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+(?![\d.]))?)"
     r"|(?P<letters>[^\W\d_]+)"
@@ -168,33 +169,33 @@ COUNTED = re.compile(
     r"[ ]*(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:[ ]?:[ ]?\d+)+|\d+(?:\.\d+)?)(?:[ ]+([^\W\d_](?:[^\d]|\^\{?-?\d\}?)*))?"
 )
 SET_NUMBERS = re.compile(r"(?=[^\d]*[1-9])(?:[A-Za-z][ ]?=[ ]?)?[-+(\[]*\d(?:[\d. ]|,[ ]?-?)*(?:/[1-9]\d*)?[)\]]*(?<![. ])")
-"""Numbers without words, as text."""
+"""Numbers without words, in a text command."""
 ASCII_RELATIONS = {"<=": r"\le ", "=<": r"\le ", ">=": r"\ge ", "!=": r"\ne ", "<>": r"\ne ", "==": "="}
 FULL_STOP = re.compile(r"(?<![.\\])\.(?=[ $*`)\]\\]*$)")
-"""The end of a sentence, inside or outside of dollar signs; three dots are not."""
+"""The full stop of a sentence, inside or outside dollar signs, but not three dots."""
 
 TIGHT_THOUSANDS = re.compile(
     r"(?<=\d)[ ]?(?:\{[ ]?(?:\\!)*\\?,(?:\\!)*[ ]?\}(?:\\!)*|\\(?:text|textnormal|mathrm|mathord|mathpunct)[ ]?\{[ ]?,[ ]?\}"
     r"|(?:\\!)*[ ]?,[ ]?(?:\\!|\{\}|\\hspace\*?\{-[^{}]{1,9}\})+)[ ]?(?=\d{3}(?!\d))"
 )
-r"""1{,}234 and 1,\!234: braces, or a negative space behind the comma, say that it groups digits and separates nothing."""
+r"""1{,}234 and 1,\!234: braces, or a negative space behind the comma, show that it groups digits."""
 DROPPED = re.compile(
     r"(?<!\\)\\(?:left|right|middle|therefore|displaystyle|textstyle|limits|nolimits|[bB]ig{1,2}[lrm]?)(?![A-Za-z])"
     r"|(?<!\\)\\!|(?<!\\)\\[()\[\]]|(?<!\\)\$"
-    # Colour, size and weight; \bf{x} with braces is text, and read as such.
+    # Colour, size and weight. \bf{x} with braces is text and read as such.
     r"|(?<!\\)\\(?:(?:text)?color|colorbox)[ ]?\{[^{}]{0,40}\}|(?<!\\)\\underline(?![A-Za-z])"
     r"|(?<!\\)\\(?:tiny|small|normalsize|large|Large|LARGE|huge|Huge|bfseries|itshape)(?![A-Za-z])"
     r"|(?<!\\)\\(?:bf|it|rm|sf|tt)(?![A-Za-z]|[ ]?\{)"
 )
 GAPS = re.compile(r"(?<!\\)\\[,;:> ]|~|(?<!\\)\\q?quad|(?<!\\)\\(?:thin|med|thick|en)space(?![A-Za-z])|\\hspace\*?\{[^{}]*\}")
 COMPARED = re.compile(r"<[ ]?=|=<|>[ ]?=|(?<![\d)!])!=|(?<=[\d)][ ])!=|<>|==")
-"""Relations as programs write them. 5!=120 is a factorial, and x != 5 says that x is not 5."""
+"""Relations as programs write them. 5!=120 is a factorial; x != 5 means that x is not 5."""
 Rewrites = tuple[tuple[re.Pattern[str], str | Callable[[re.Match[str]], str]], ...]
-"""Applied one after the other."""
+"""Applied in this order."""
 OUTSIDE_ENVIRONMENTS: Rewrites = (
-    # \\frac for \frac, as text is that was escaped twice. Outside of an environment a double backslash ends no row.
+    # \\frac for \frac, in text that was escaped twice. Outside an environment a double backslash ends no row.
     (re.compile(r"(?<!\\)\\\\(?=[A-Za-z]{2}|[{}%$])"), r"\\"),
-    # The & of x &= 5, out of an environment: as in \Aboxed{x &= 5}.
+    # The & of x &= 5 outside an environment, as in \Aboxed{x &= 5}.
     (re.compile(r"(?<!\\)&(?=[ ]?(?:[=<>]|\\(?:le|ge|ne|approx|in)))"), ""),
 )
 EVERYWHERE: Rewrites = (
@@ -206,10 +207,10 @@ EVERYWHERE: Rewrites = (
     (re.compile(r"(?<=[)\]])[ ]?U[ ]?(?=[(\[])"), r"\\cup "),
     (re.compile(r"\{([^{}]+)\\over(?![A-Za-z])([^{}]+)\}"), r"\\frac{\1}{\2}"),
     (re.compile(r"\{([^{}\\]+)\\choose(?![A-Za-z])([^{}\\]+)\}"), r"\\binom{\1}{\2}"),
-    # A single dollar sign before a number is money, any other delimits mathematics.
+    # A single dollar sign before a number is money; any other one delimits mathematics.
     (re.compile(r"^\s*(-?\s*)\$(?=\s*-?[\d.])([^$]*)$"), r"\1\\$\2"),
     (re.compile(r"(?<=\d)[ ]?[xX][ ]?(?=10[ ]?\^)"), r" \\times "),  # 3 x 10^5
-    # A double backslash ends a row of a matrix; \\[2pt] with more space below it.
+    # A double backslash ends a row of a matrix; \\[2pt] also adds space below it.
     (re.compile(r"\\\\\[[^\[\]]{0,20}\]"), r"\\\\"),
     (re.compile(r"(?:\\(?:text|mathrm|mathbin|mathrel|mathord|mathpunct)[ ]?)?\{[ ]?:[ ]?\}"), ":"),
     (re.compile(r"(?<!\\)\\not[ ]?="), r"\\ne "),
@@ -224,7 +225,7 @@ EVERYWHERE: Rewrites = (
 
 
 def read_tokens(text: str) -> list[Token] | None:
-    """The answer as tokens; None where it is too long to be meant."""
+    """Return the answer as tokens, or None if it is too long."""
     text = FULL_STOP.sub("", spell_symbols(unify_characters(text)).rstrip())
     for pattern, replacement in EVERYWHERE if r"\begin" in text else OUTSIDE_ENVIRONMENTS + EVERYWHERE:
         text = pattern.sub(replacement, text)
@@ -247,7 +248,7 @@ def make_token(match: re.Match[str], spaced: bool) -> Token | None:
     if kind == "space" or (kind == TEXT and not word):
         return None
     if kind == TEXT:
-        # One letter in roman type is that letter (\mathrm{e}, \mathbf{v}); more are words.
+        # One letter in roman type is that letter (\mathrm{e}, \mathbf{v}); several are words.
         if len(word) == 1 and word.isalpha() and not match.group().startswith((r"\text", r"\mbox", r"\hbox")):
             return Token(LETTERS, word, spaced, roman=match.group().startswith(UPRIGHT))
         if word in ("gcd", "lcm"):
@@ -262,7 +263,7 @@ def make_token(match: re.Match[str], spaced: bool) -> Token | None:
 
 
 def expand_text_token(token: Token) -> list[Token]:
-    r"""The tokens of \text{12 apples}, \text{9:30 pm}, \text{x = 5} and \text{(1, 2)}; any other token by itself."""
+    r"""Split \text{12 apples}, \text{9:30 pm}, \text{x = 5} and \text{(1, 2)} into tokens. Other tokens stay as they are."""
     if token.kind != TEXT:
         return [token]
     if SET_NUMBERS.fullmatch(token.text):
@@ -283,11 +284,11 @@ DEPTH = {
     **dict.fromkeys(("(", "[", "{", r"\{", r"\langle", r"\begin", r"\lfloor", r"\lceil"), 1),
     **dict.fromkeys((")", "]", "}", r"\}", r"\rangle", r"\end", r"\rfloor", r"\rceil"), -1),
 }
-"""How much deeper a token leads."""
+"""Change of the nesting depth at a token."""
 
 
 def find_top(tokens: Sequence[Token], is_wanted: Callable[[Token], bool]) -> list[int]:
-    """Where the wanted tokens stand that are in no brackets."""
+    """Return the positions of the wanted tokens outside all brackets."""
     places, depth = [], 0
     for place, token in enumerate(tokens):
         depth += DEPTH.get(token.latex, 0)
@@ -297,7 +298,7 @@ def find_top(tokens: Sequence[Token], is_wanted: Callable[[Token], bool]) -> lis
 
 
 def find_closing(tokens: Sequence[Token], start: int) -> int:
-    """Where the bracket at `start` closes; -1 if nowhere."""
+    """Return the position of the bracket that closes the one at `start`, or -1."""
     depth = 0
     for place in range(start, len(tokens)):
         depth += DEPTH.get(tokens[place].latex, 0)
@@ -311,12 +312,12 @@ def split_at(tokens: list[Token], places: Sequence[int]) -> list[list[Token]]:
 
 
 def split_by(tokens: list[Token], *signs: str) -> list[list[Token]]:
-    """The pieces between signs that are in no brackets."""
+    """Split at the signs outside all brackets."""
     return split_at(tokens, find_top(tokens, lambda token: token.latex in signs))
 
 
 def split_thousands(tokens: Sequence[Token]) -> list[Token]:
-    """The same tokens with 1,234 as two numbers and a comma."""
+    """Return the tokens with 1,234 split into two numbers and a comma."""
     result: list[Token] = []
     for token in tokens:
         first, *others = token.text.split(",") if token.kind == NUMBER else [token.text]
@@ -326,7 +327,7 @@ def split_thousands(tokens: Sequence[Token]) -> list[Token]:
 
 
 def write_latex(tokens: Sequence[Token]) -> str:
-    """The tokens as LaTeX again, for readers other than ours."""
+    """Write the tokens as LaTeX again, for other readers."""
     parts = []
     for token in tokens:
         end = " " if token.kind == COMMAND and token.text[-1:].isalpha() else ""
@@ -335,5 +336,5 @@ def write_latex(tokens: Sequence[Token]) -> str:
 
 
 def list_texts(tokens: Sequence[Token]) -> list[str]:
-    """The text of every token that is no brace."""
+    """Return the text of every token except braces."""
     return [token.text for token in tokens if token.text not in ("{", "}", "")]

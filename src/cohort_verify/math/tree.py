@@ -1,6 +1,6 @@
-"""Trees of expressions: their exact value where it is rational, and a bound on their size.
+"""Expression trees, their exact value if it is rational, and a bound on their size.
 
-Both are safe in the trainer: sizes are limited before anything is computed.
+Both are safe in the trainer's process: sizes are limited before anything is computed.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from fractions import Fraction
 from typing import Any
 
 MAX_BITS = 6000
-"""Of an exact number computed in the trainer: about 1,800 digits, microseconds."""
+"""Limit on an exact number in the trainer: about 1,800 digits, which take microseconds."""
 MAX_EXPONENT_BITS = 512
-"""Of the size of an exponent, anywhere: above it a number has more digits than there are atoms, and only bombs need that."""
+"""Limit on the size of an exponent. Only hostile inputs exceed it."""
 MAX_FACTORIAL_BITS = 60
 MAX_ANGLE_BITS = 3000
 MAX_SPAN_BITS = 16_000
-"""Of terms in a sum: telling 10^4000 + 1 from 10^4000 takes 4,000 digits."""
+"""Limit on the range of terms in a sum: telling 10^4000 + 1 from 10^4000 takes 4,000 digits."""
 ANGLES = ("sin", "cos", "tan", "cot", "sec", "csc")
 
 
 class OutOfBounds(Exception):
-    """Too deep, too long or too large for anyone to mean it: nobody else is asked either."""
+    """Too deep, too long or too large for a real answer. No other reader is tried."""
 
 
 @dataclass(frozen=True)
 class Node:
     op: str
-    """number, symbol, constant, add, multiply, divide, power, negate, root, factorial, binomial, absolute, log, or a function."""
+    """number, symbol, constant, add, multiply, divide, power, negate, root, factorial, binomial, absolute, log, or a function
+    name."""
     args: tuple[Node, ...] = ()
     number: Fraction | None = None
     name: str = ""
@@ -42,12 +43,12 @@ def number(value: int | Fraction) -> Node:
 
 
 def join_nodes(op: str, nodes: Sequence[Node]) -> Node:
-    """A sum or product; one node alone is itself."""
+    """Return the sum or product; a single node is returned as it is."""
     return nodes[0] if len(nodes) == 1 else Node(op, tuple(nodes))
 
 
 def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it."""
+    """Yield the node and all nodes below it."""
     yield node
     for arg in node.args:
         yield from walk(arg)
@@ -62,10 +63,11 @@ def has_constant(node: Node, *names: str) -> bool:
 
 
 def find_denominator(node: Node, signed: bool = True) -> int | None:
-    r"""Of a numeral as it is written: b of a/b, 0 without a fraction bar; None where something is left to evaluate.
+    r"""Return the denominator of a numeral as written: b of a/b, 0 without a fraction bar; None if something is left to
+    evaluate.
 
-    Numerals are 3.5, 2\frac13, 3 \times 10^8, -1/2; not 95 + 82, 2^7, -(-7), 3 \times 10. What is not normalised (12 \times 10^3)
-    counts as a fraction over 1.
+    Numerals are 3.5, 2\frac13, 3 \times 10^8, -1/2; not 95 + 82, 2^7, -(-7), 3 \times 10. A number that is not normalised (12
+    \times 10^3) counts as a fraction over 1.
     """
     if signed and node.op == "negate":
         return find_denominator(node.args[0], signed=False)
@@ -85,7 +87,7 @@ def find_denominator(node: Node, signed: bool = True) -> int | None:
 
 
 def find_exact(node: Node) -> Fraction | None:
-    """The value of a rational expression; None where there is none, or it is not rational, or longer than MAX_BITS."""
+    """Return the value of a rational expression; None if it has none, is irrational, or is longer than MAX_BITS."""
     if node.op == "number":
         return node.number
     values = [value for arg in node.args if (value := find_exact(arg)) is not None]
@@ -114,7 +116,7 @@ def find_power(base: Fraction, exponent: Fraction) -> Fraction | None:
 
 
 def find_root(inner: Fraction, degree: Fraction) -> Fraction | None:
-    """Of perfect squares and the like. A root of a negative number has no one value here."""
+    """Return the root of perfect powers. Roots of negative numbers are left undecided."""
     if degree.denominator != 1 or not 2 <= degree <= 20 or inner < 0:
         return None
     roots = [find_integer_root(part, int(degree)) for part in (inner.numerator, inner.denominator)]
@@ -143,7 +145,7 @@ def find_binomial(top: Fraction, bottom: Fraction) -> Fraction | None:
 
 
 ARITHMETIC: dict[str, Callable[..., Any]] = {"divide": operator.truediv, "negate": operator.neg, "absolute": abs}
-"""What every kind of number can do by itself, exact, of many digits or symbolic."""
+"""Operations that work on exact, high-precision and symbolic numbers alike."""
 EXACT: dict[str, Callable[..., Fraction | None]] = {
     **ARITHMETIC,
     "add": lambda *values: sum(values, Fraction(0)),
@@ -160,11 +162,11 @@ LIMITS = {
     **dict.fromkeys(("factorial", "binomial"), MAX_FACTORIAL_BITS),
     **dict.fromkeys((*ANGLES, "floor", "ceil"), MAX_ANGLE_BITS),
 }
-"""On the bits of what a function is given."""
+"""Limits on the bits of a function's argument."""
 
 
 def check_size(node: Node) -> float:
-    """Refuse what has no size a person would write: towers of powers, factorials of factorials. Returns the largest span."""
+    """Raise OutOfBounds for sizes that no person writes, such as towers of powers. Returns the largest span."""
     spans = [0.0]
     check_bits(bound_bits(node, spans), sys.float_info.max)
     check_bits(max(spans), MAX_SPAN_BITS)
@@ -172,10 +174,10 @@ def check_size(node: Node) -> float:
 
 
 def bound_bits(node: Node, spans: list[float]) -> float:
-    """A bound on the absolute logarithm to base 2 of the value; symbols count as small numbers.
+    """Return a bound on the absolute base-2 logarithm of the value; symbols count as small numbers.
 
-    `spans` collects the sizes of what is added or put into a function: there a small part beside a large one can be lost,
-    so a comparison needs that many binary digits more.
+    `spans` collects the sizes of terms in sums and function arguments. A small term beside a large one can be lost there, so a
+    comparison needs that many more binary digits.
     """
     if node.op == "number":
         value = node.number or Fraction(1)
@@ -209,4 +211,4 @@ def bound_bits(node: Node, spans: list[float]) -> float:
 
 def check_bits(found: float, most: float) -> None:
     if not found <= most:
-        raise OutOfBounds("a number too large to be meant")
+        raise OutOfBounds("the number is too large")

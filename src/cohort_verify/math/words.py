@@ -1,8 +1,9 @@
-r"""Answers that are text: words, the letter of a choice, digits of another base, times of the day, dates, text with numbers (June 20).
+r"""Reads answers that are text: words, the letter of a choice, digits of another base, times, dates, text with numbers (June
+20).
 
-Two times are equal only as times, never in proportion as ratios are. 9:30 by itself may be a ratio, so it is read as one; what is
-written on both sides decides. Where only one side names its half of the day, the hours 0 and 13 to 24 say it too (14:30 is 2:30 pm),
-and a gold that leaves it open takes either.
+Two times are equal only as times, never in proportion as ratios are. 9:30 may be a ratio and is read as one; the other side
+decides. If only one side says am or pm, hours of 0 and 13 to 24 also tell (14:30 is 2:30 pm). A reference answer without am or
+pm accepts both.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ CHOICES = "ABCDEFGHIJ"
 DENIALS = frozenset({
     "is", "isn't", "isn", "was", "are", "but", "if", "unless", "rather", "wait", "instead", "versus", "vs", "maybe", "perhaps", "or",
 })  # fmt: skip
-"""Behind a letter these speak about the choice; what it stands for begins otherwise, also with "none" or "not"."""
+"""Words behind a letter that comment on the choice. The meaning of a choice begins with other words, also "none" or "not"."""
 SAME_WORDS: dict[str, Reading] = {
     **dict.fromkeys(("no solution", "no solutions", "the empty set", "empty set"), Group("{}", ())),
     **dict.fromkeys(("all real numbers", "all reals", "all real", "every real number"), EVERY_NUMBER),
@@ -41,13 +42,13 @@ BASED = re.compile(rf"(\()?((?=[A-Fa-f]*\d)[0-9A-Fa-f]+)(?(1)\))(?:_\(?(?:base ?
 THINGS = frozenset({
     "angle", "triangle", "parallel", "perp", "cong", "equiv", "pmod", "bmod", "mod", "odot", "square", "widehat", "overrightarrow",
 })  # fmt: skip
-"""Commands that name something: an answer with them is compared as it is written."""
+"""Commands that name something. Such answers are compared as written."""
 WORD_SIGNS = frozenset(".,;:-'\"()/&{}^=+%")
 WORDS_AND_DIGITS = re.compile(r"\.?\d+(?:[.,]\d+)*|[^\W\d_]+|[^\s.]")
 
 
 def find_choice(tokens: list[Token]) -> tuple[int, str]:
-    """(how many tokens name a choice, its letter)."""
+    """Return (number of tokens that name a choice, its letter)."""
     first, texts = tokens[0], [token.text for token in tokens[:3]]
     if first.text.lower() in ("option", "choice") and len(tokens) > 1:  # option B
         length, letter = find_choice(tokens[1:])
@@ -72,7 +73,7 @@ def is_letter(text: str) -> bool:
 
 
 def read_words(tokens: list[Token], depth: int) -> Reading | None:
-    """An answer of letters only. A word is not a product of its letters; two bare letters are one (xy)."""
+    """Read an answer of letters only. A word is not a product of its letters, but two bare letters are (xy)."""
     if [token.latex for token in tokens] == [r"\emptyset"]:
         return Group("{}", ())
     others = [token.latex for token in tokens if not token.word]
@@ -91,7 +92,9 @@ def read_words(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def read_based(tokens: list[Token], depth: int) -> Reading | None:
-    """1010_2, the digits of a number in another base: compared as they are, for a question about digits is not about values."""
+    """Read the digits of a number in another base, 1010_2. They are compared as written, because such a question is about
+    digits.
+    """
     found = BASED.fullmatch("".join(list_texts(tokens)))
     if found is None:
         return None
@@ -102,7 +105,7 @@ def read_based(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def read_dots(tokens: list[Token], depth: int) -> Reading | None:
-    """The dots of {1, 2, 3, ...}, and of 0.333...: no value, so equal to the same text only."""
+    """Read the dots of {1, 2, 3, ...} and 0.333... They have no value and equal only the same text."""
     *before, last = tokens
     if last.latex != r"\ldots" or len(before) > 2 or not all(token.kind == NUMBER or token.latex == "-" for token in before):
         return None
@@ -110,9 +113,9 @@ def read_dots(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def read_plain_words(text: str) -> str:
-    r"""\text{June 20}, 8 hours 30 minutes, \angle ABC in one spelling; "" for what is no plain text, or a condition or hedge.
+    r"""Return \text{June 20}, 8 hours 30 minutes or \angle ABC in one spelling; "" if it is not plain text, or is conditional.
 
-    Letter for letter: case (except of names with a command), spaces, dots and the ways of setting text do not matter.
+    The words must be the same. Case (except in names with a command), spaces, dots and text commands are ignored.
     """
     tokens = read_tokens(text) if len(text) <= MAX_WORDS_CHARS else None
     if not tokens:
@@ -145,20 +148,20 @@ DATE = re.compile(r"(?:([12]\d{3})([-/.])(\d\d?)\2(\d\d?)|(\d\d?)([-/.])(\d\d?)\
 class Time:
     hour: int
     rest: tuple[int, ...]
-    """Minutes, and seconds where they are written."""
+    """Minutes, and seconds if given."""
     half: str = ""
-    """am, pm, or "" where it is not said."""
+    """am, pm, or "" if not given."""
 
     @property
     def day_hour(self) -> int | None:
-        """The hour of 24; None where it may be in either half of the day."""
+        """The hour from 0 to 24; None if it could be am or pm."""
         if self.half:
             return self.hour % 12 + 12 * (self.half == "pm")
         return self.hour if self.hour == 0 or self.hour > 12 else None
 
 
 def read_clock(tokens: list[Token], depth: int) -> Reading | None:
-    """9:30 PM, 9 p.m., 12 noon, 9:30 in the morning as one spelling; 5 o'clock as 5:00."""
+    """Return 9:30 PM, 9 p.m., 12 noon and 9:30 in the morning in one spelling; 5 o'clock as 5:00."""
     if len(tokens) > MAX_CLOCK_TOKENS or not any(token.word for token in tokens):
         return None
     text = " ".join(" ".join(list_texts(tokens)).replace(".", " ").lower().split())
@@ -180,7 +183,7 @@ def read_clock(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def read_date(tokens: list[Token], depth: int) -> Reading | None:
-    """2024-01-02, 1/2/2024, 1.2.2024: equal number by number, never as quotients or differences."""
+    """Read 2024-01-02, 1/2/2024, 1.2.2024. Dates are compared number by number, not as quotients or differences."""
     found = DATE.fullmatch("".join(token.text for token in tokens)) if len(tokens) < 6 else None
     if found is None or any(token.spaced for token in tokens[1:]):
         return None
@@ -190,7 +193,7 @@ def read_date(tokens: list[Token], depth: int) -> Reading | None:
 
 
 def find_time(reading: Reading) -> Time | None:
-    """The time that an answer is: h:mm or h:mm:ss with two digits below 60, or what `read_clock` spelled."""
+    """Return the time of an answer: h:mm or h:mm:ss with two digits below 60, or the spelling of `read_clock`."""
     if isinstance(reading, Words):
         found = SPELLED_TIME.fullmatch(reading.text)
         return Time(int(found[1]), (int(found[2]), int(found[3])), found[4]) if found else None
@@ -205,9 +208,9 @@ def find_time(reading: Reading) -> Time | None:
 def is_same_time(found: Time, gold: Time) -> bool:
     if not found.half and not gold.half:
         return found == gold
-    # With its half of the day a time has hours in front, so seconds may be left out.
+    # With am or pm the first number is the hour, so seconds may be missing.
     if (*found.rest, 0)[:2] != (*gold.rest, 0)[:2]:
         return False
-    if gold.day_hour is None:  # the gold leaves the half of the day open
+    if gold.day_hour is None:  # the reference answer does not say am or pm
         return found.hour == gold.hour
     return found.day_hour is not None and found.day_hour % 24 == gold.day_hour % 24

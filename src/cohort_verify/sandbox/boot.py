@@ -1,11 +1,12 @@
-"""What runs inside the jail. The host hands this text to a fresh interpreter: `python -c TEXT REQUESTS REPLIES`.
+"""Runs inside the jail. The host passes this text to a fresh interpreter: `python -c TEXT REQUESTS REPLIES`.
 
-It says that it is there and waits for its orders. Then it gives up everything (files, user, memory, system calls), and says
-so on the pipe; only when the host has heard that does it look at the program. It imports nothing of this package and little of the standard library:
-every import is paid for by every run.
-Nothing in here is trusted once the program is loaded. It knows the arguments of a call and never the expected value.
+It reports that it has started and waits for the setup. Then it gives up its rights (files, user, memory, system calls) and
+reports that too. Only after that does the host let it read the program. It imports nothing of this package and little of the
+standard library, because every run pays for the imports.
 
-The host writes marshal, which is safe in that direction alone; this side writes JSON with tags (see values.py).
+Once the program is loaded, nothing in here is trusted. It knows the arguments of a call and never the expected value.
+
+The host sends marshal, which is safe only in that direction; this side sends JSON with type tags (see values.py).
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import marshal
 import os
 import resource
 import sys
-from _json import encode_basestring_ascii as quoted  # the C half of json, whose import is many times cheaper
+from _json import encode_basestring_ascii as quoted  # the C half of json, much cheaper to import
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,8 +27,7 @@ MAX_DEPTH = 100
 MAX_NODES = 300_000
 SMALL_INT = 2**53
 HEADER_BYTES = 4
-"""As in base/workers.py, which this text cannot import: it must stand alone. For the same reason it writes values itself
-(values.py writes and reads them for the host), and frames its messages."""
+"""As in workers.py. This text must stand alone, so it cannot import that, and encodes values itself; values.py decodes them."""
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -40,7 +40,7 @@ class Pipe:
         self.requests, self.replies = os.fdopen(requests, "rb"), os.fdopen(replies, "wb")
 
     def read(self) -> Any:
-        """The next request, or None when the host hangs up."""
+        """Return the next request, or None at the end of the stream."""
         size = int.from_bytes(self.requests.read(HEADER_BYTES), "big")
         body = self.requests.read(size)
         return marshal.loads(body) if body and len(body) == size else None
@@ -65,7 +65,7 @@ def encode(value: Any) -> str:
 
 
 def encode_value(value: Any, depth: int, left: list[int]) -> str:
-    """Text of a plain value. Subclasses are written as the built-in they extend: the host compares values, not objects."""
+    """Return a plain value as text. A subclass is written as its built-in base: the host compares values, not objects."""
     left[0] -= 1
     if depth > MAX_DEPTH or left[0] < 0:
         raise NotPlain("the value is nested too deep or too large")
@@ -99,8 +99,8 @@ def encode_items(tag: str, items: Iterable[Any], depth: int, left: list[int]) ->
     return "[" + ", ".join(['"' + tag + '"', *(encode_value(item, depth + 1, left) for item in items)]) + "]"
 
 
-def tell_error(problem: BaseException) -> str:
-    """(class name, message, nearest built-in class) of an exception, as JSON text; its __str__ may be hostile."""
+def describe_error(problem: BaseException) -> str:
+    """Return (class name, message, nearest built-in class) of an exception as JSON text. Its __str__ may be hostile."""
     try:
         message = str(problem)[:2000]
     except BaseException:
@@ -110,7 +110,7 @@ def tell_error(problem: BaseException) -> str:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Giving up
+# Giving up rights
 # ---------------------------------------------------------------------------------------------------------------------
 
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -125,16 +125,16 @@ def require(result: int, what: str) -> int:
 
 
 def confine(setup: dict[str, Any]) -> None:
-    """Every step must succeed: a jail with a hole is no jail, and the host runs nothing in it.
+    """Apply all restrictions. If one fails, this raises and the host runs nothing.
 
-    "unsafe" is asked for in so many words where there is no jail: then the limits that the system has, and nothing else.
+    "unsafe", which the user has to request, applies only the resource limits.
     """
     os.umask(0o077)
-    # While the user may still enter every folder.
+    # Before the user changes: the new one may not be able to enter these folders.
     open_folders = hold_folders(setup) if setup["hold_folders"] else {}
     ruleset = make_ruleset(setup["landlock"]) if setup["landlock"] else None
     if setup["tmpfs"]:
-        # Mounted here and not by bubblewrap, which cannot limit the number of files.
+        # Mounted here because bubblewrap cannot limit the number of files.
         options = setup["tmpfs"].encode()
         require(LIBC.mount(b"tmpfs", setup["scratch"].encode(), b"tmpfs", 2 | 4 | 8, options), "mount")  # nosuid, nodev, noexec
     for limit, value in setup["limits"].items():
@@ -144,7 +144,7 @@ def confine(setup: dict[str, Any]) -> None:
             if not setup["unsafe"]:
                 raise
     if not setup["unsafe"]:
-        give_up_rights(setup, ruleset)
+        drop_rights(setup, ruleset)
     os.chdir(setup["scratch"])
     sys.path += setup["path"]
     setup["modules"] = import_from_held_folders(open_folders, setup["modules"])
@@ -152,15 +152,15 @@ def confine(setup: dict[str, Any]) -> None:
         install_filter(setup["filter"])
 
 
-def give_up_rights(setup: dict[str, Any], ruleset: int | None) -> None:
+def drop_rights(setup: dict[str, Any], ruleset: int | None) -> None:
     if setup["user"] is not None:
         os.setgroups([])
         os.setresgid(setup["user"], setup["user"], setup["user"])
         os.setresuid(setup["user"], setup["user"], setup["user"])
     no_capabilities = ctypes.byref((ctypes.c_uint32 * 6)())
     require(LIBC.capset(ctypes.byref((ctypes.c_uint32 * 2)(0x20080522, 0)), no_capabilities), "capset")
-    # Changing the user had ended that: paths through /proc/self need it, and the host, which looks at its open files.
-    require(LIBC.prctl(PR_SET_DUMPABLE, int(setup["looked_at"]), 0, 0, 0), "dumpable")
+    # Needed for paths through /proc/self, and for the host to look at the open files. The change of user has switched it off.
+    require(LIBC.prctl(PR_SET_DUMPABLE, int(setup["dumpable"]), 0, 0, 0), "dumpable")
     require(LIBC.prctl(PR_SET_PDEATHSIG, SIGKILL, 0, 0, 0), "dying with the parent")
     if setup["parent"] is not None and os.getppid() != setup["parent"]:
         raise OSError("the parent has ended")
@@ -184,7 +184,7 @@ CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
 
 
 def make_ruleset(rules: dict[str, Any]) -> int:
-    """All rights are handled, hence refused, except below the folders named here."""
+    """Return a ruleset that refuses all accesses except below the folders in `rules`."""
     handled = ctypes.create_string_buffer(rules["handled"])
     ruleset = require(LIBC.syscall(CREATE_RULESET, handled, len(rules["handled"]), 0), "landlock ruleset")
     for path, rights in rules["allowed"]:
@@ -201,10 +201,10 @@ def make_ruleset(rules: dict[str, Any]) -> int:
 
 
 def hold_folders(setup: dict[str, Any]) -> dict[str, int]:
-    """Descriptors of the folders modules come from, opened while that is still allowed.
+    """Open the folders that modules are imported from, while that is still allowed.
 
-    An interpreter under a home folder that others cannot enter is out of reach after the change of user; through an open
-    descriptor the folder itself can still be read.
+    After the change of user an interpreter in a private home folder is out of reach by path, but still readable through an open
+    descriptor.
     """
     folders = {}
     for folder in [*sys.path, *setup["path"], *setup["modules"].values()]:
@@ -214,7 +214,7 @@ def hold_folders(setup: dict[str, Any]) -> dict[str, int]:
 
 
 def import_from_held_folders(open_folders: dict[str, int], modules: dict[str, str]) -> dict[str, str]:
-    """Import from the descriptors where the folders are out of reach; returns the folders of the single packages."""
+    """Import through the descriptors where folders are out of reach. Returns the folders of the single packages."""
     moved = {folder: f"/proc/self/fd/{where}" for folder, where in open_folders.items() if not os.access(folder, os.R_OK)}
     if not moved:
         return modules
@@ -238,18 +238,18 @@ def make_module(name: str) -> Any:
 
 
 def load(pipe: Pipe, job: Callable[[], Any]) -> bool:
-    """Whether what is to be loaded could be; the host is told."""
+    """Run a job that loads code, report the outcome to the host, and return whether it succeeded."""
     try:
         job()
     except BaseException as problem:
-        pipe.write('["load", ' + tell_error(problem) + "]")
+        pipe.write('["load", ' + describe_error(problem) + "]")
         return False
     pipe.write('["loaded"]')
     return True
 
 
 def answer_calls(pipe: Pipe, setup: dict[str, Any]) -> None:
-    """Load the program as a module, then call its functions as the host asks."""
+    """Load the program as a module, then call its functions as requested."""
     module = make_module("program")
     if not load(pipe, lambda: exec(compile(setup["program"], "program.py", "exec"), module.__dict__)):
         return
@@ -266,11 +266,11 @@ def reply_to(module: Any, name: str, args: Any, kwargs: Any) -> str:
 
             value = asyncio.run(await_value(value))
     except BaseException as problem:
-        return '["raised", ' + tell_error(problem) + "]"
+        return '["raised", ' + describe_error(problem) + "]"
     try:
         return '["value", ' + encode(value) + "]"
     except NotPlain as problem:
-        return '["raised", ' + tell_error(problem) + "]"
+        return '["raised", ' + describe_error(problem) + "]"
     except BaseException as problem:
         return '["raised", "NotPlain", ' + quoted("the value cannot be read: " + type(problem).__name__) + ', "Exception"]'
 
@@ -280,7 +280,7 @@ async def await_value(value: Any) -> Any:
 
 
 def find_function(module: Any, name: str) -> Any:
-    """The function of that name; of "Solution.solve", the method of a new Solution."""
+    """Return the function of that name; for "Solution.solve", the method of a new Solution."""
     first, *rest = name.split(".")
     if first not in module.__dict__:
         raise NameError("the program defines no " + first)
@@ -299,10 +299,10 @@ def flush_output() -> None:
 
 
 def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
-    """Run the program as __main__; it then owns the process, its standard input and its exit status."""
+    """Run the program as __main__. From then on it owns the process, its standard input and its exit status."""
     main = make_module("__main__")
     main.__dict__.update(__file__="program.py", __builtins__=__builtins__)
-    vars(__builtins__).update(exit=sys.exit, quit=sys.exit)  # what `site` would have added, and contest programs end with
+    vars(__builtins__).update(exit=sys.exit, quit=sys.exit)  # `site` would have added these, and contest programs use them
     sys.argv[:] = ["program.py"]
     pipe.requests.close()
     pipe.replies.close()
@@ -310,14 +310,14 @@ def run_script(pipe: Pipe, setup: dict[str, Any]) -> None:
 
 
 def make_checks(pipe: Pipe, setup: dict[str, Any]) -> None:
-    """Trusted test code. Its `candidate` is a proxy: the call goes to the host, which passes it on to another jail."""
+    """Run trusted test code. Its `candidate` is a proxy: each call goes to the host, which passes it on to another jail."""
     calls = [0]
     namespace = make_module("tests").__dict__
     builtin = {name: kind for name, kind in vars(__builtins__).items() if isinstance(kind, type)}
 
     def proxy(name: str) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
-            arguments = encode([list(args), kwargs])  # raises NotPlain: the test's doing, before the call counts
+            arguments = encode([list(args), kwargs])  # raises NotPlain, the test's fault, before the call counts
             calls[0] += 1
             pipe.write('["call", ' + quoted(name) + ", " + arguments + "]")
             word, content, detail = pipe.read()
@@ -340,22 +340,22 @@ def make_checks(pipe: Pipe, setup: dict[str, Any]) -> None:
         calls[0] = 0
         try:
             exec(compile(check, "check.py", "exec"), namespace)
-            passed, said = "true", '"", "", ""'
+            passed, detail = "true", '"", "", ""'
         except AssertionError as problem:
-            passed, said = "false", tell_error(problem)
+            passed, detail = "false", describe_error(problem)
         except BaseException as problem:
-            # Before the candidate was asked (with arguments that can be passed on) the test itself is at fault.
-            passed, said = ("false" if calls[0] else "null"), tell_error(problem)
-        pipe.write('["check", ' + passed + ", " + said + "]")
+            # Before the first call the test itself is at fault.
+            passed, detail = ("false" if calls[0] else "null"), describe_error(problem)
+        pipe.write('["check", ' + passed + ", " + detail + "]")
 
 
 def serve_messages(pipe: Pipe, setup: dict[str, Any]) -> None:
-    """A long-lived worker: one function of an installed module, one JSON message at a time."""
+    """Run a long-lived worker: one function of an installed module, one JSON message at a time."""
     import importlib.util
     import json
 
     class SinglePackages:
-        """Finds packages by their own folders: the folder above them cannot be listed."""
+        """Finds packages by their own folders, because the folder above them cannot be listed."""
 
         def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
             folder = setup["modules"].get(name)
@@ -373,23 +373,23 @@ def serve_messages(pipe: Pipe, setup: dict[str, Any]) -> None:
         try:
             reply = '["value", ' + json.dumps(functions[0](json.loads(request))) + "]"
         except BaseException as problem:
-            reply = '["raised", ' + tell_error(problem) + "]"
+            reply = '["raised", ' + describe_error(problem) + "]"
         pipe.write(reply)
         flush_output()
 
 
 def main() -> None:
     pipe = Pipe(int(sys.argv[1]), int(sys.argv[2]))
-    pipe.write('["here"]')  # the host finds this process while it is certain to wait, and only then says what to run
+    pipe.write('["here"]')  # the host can look up this process now, because it waits here
     setup = pipe.read()
     try:
         confine(setup)
     except BaseException as problem:
-        pipe.write('["refused", ' + tell_error(problem) + "]")
+        pipe.write('["refused", ' + describe_error(problem) + "]")
         os._exit(1)
     jobs = {"calls": answer_calls, "script": run_script, "checks": make_checks, "worker": serve_messages}
     pipe.write('["ready"]')
-    pipe.read()  # the word to begin: until then nothing of the program has run, and the host knows it
+    pipe.read()  # nothing of the program has run so far, and the host knows that
     jobs[setup["job"]](pipe, setup)
 
 

@@ -1,8 +1,7 @@
-"""One jailed process: started (spawn.py), spoken to, limited (watch.py), and ended for certain (end.py).
+"""A jailed process: starting it, exchanging messages with it, enforcing its limits, and ending it.
 
-Everything happens in the thread that asks: it waits on the pipes and looks up every few milliseconds at the process's CPU
-clock, its threads and, where the scratch folder is not a file system of its own, at that folder. A jail that was ended
-leaves no process, descriptor or folder behind.
+Everything happens in the calling thread. It waits on the pipes, and every few milliseconds checks the process's CPU clock, its
+threads and, without a file system of its own, its scratch folder. After the end no process, descriptor or folder is left.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from cohort_verify.sandbox import seccomp, tiers
-from cohort_verify.sandbox.limits import FLOOD_BYTES, MAX_FRAME_BYTES, JailUnavailable, Limits
+from cohort_verify.sandbox.limits import FLOOD_BYTES, MAX_FILES, MAX_FRAME_BYTES, JailUnavailable, Limits
 from cohort_verify.sandbox.process import JailedProcess, Watch
 from cohort_verify.sandbox.scratch import make_folder, remove_folder
 from cohort_verify.sandbox.tiers import Tier, find_tier
@@ -41,7 +40,7 @@ F_ADD_SEALS, F_SEAL_ALL = 1033, 0xF
 
 
 def return_memory() -> None:
-    """Give what a large reply took back to the system: the C library keeps it otherwise, and a run has thousands of them."""
+    """Return freed memory to the system. Otherwise the C library keeps what large replies took."""
     with contextlib.suppress(OSError, AttributeError):  # another C library
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -50,7 +49,7 @@ _numbers = itertools.count()
 
 
 def next_user() -> int:
-    """A user id that no account and no other jail of this machine has right now."""
+    """Return a user id that no account and no other jail on this machine uses."""
     while True:
         user = tiers.FIRST_USER + os.getpid() * tiers.USERS_PER_TRAINER + next(_numbers) % tiers.USERS_PER_TRAINER
         with contextlib.suppress(KeyError):
@@ -60,10 +59,10 @@ def next_user() -> int:
 
 
 class Spawner:
-    """Starts processes from one thread that never ends.
+    """Starts processes from a thread that never ends.
 
-    A process that dies with its parent dies with the *thread* that started it; the threads that ask for jails come and go.
-    (Not an executor's thread: that ends before the last threads of a program do.)
+    A process that dies with its parent dies with the *thread* that started it, and the threads that use jails come and go. An
+    executor's thread would end before the last threads of a program.
     """
 
     def __init__(self) -> None:
@@ -85,7 +84,7 @@ class Spawner:
         try:
             return started.result()
         except BaseException:
-            if started.exception() is None:  # interrupted: what was started for nobody is ended
+            if started.exception() is None:  # interrupted: end the process that nobody waits for
                 started.result().kill()
                 started.result().wait()
             raise
@@ -96,7 +95,7 @@ _spawner_lock = threading.Lock()
 
 
 def start_process(tier: Tier, readable: Sequence[str], scratch: str, pipes: Mapping[str, int]) -> Process:
-    """The interpreter of a jail, with boot.py, on these ends of its pipes."""
+    """Start the interpreter of a jail with boot.py, on the jail's ends of the pipes."""
     global _spawner
     names = ["requests", "replies", *(["info"] if tier.own_files else [])]
     command = [tiers.find_interpreter(), "-s", "-S", "-P", "-B", "-c", BOOT, str(pipes["requests"]), str(pipes["replies"])]
@@ -104,7 +103,7 @@ def start_process(tier: Tier, readable: Sequence[str], scratch: str, pipes: Mapp
         prefix = tiers.write_bubblewrap_command(tier.bubblewrap, readable)
         command = [*prefix[:1], "--info-fd", str(pipes["info"]), *prefix[1:], *command]
     with _spawner_lock:
-        if _spawner is None or _spawner.owner != os.getpid():  # a fork has no threads of its parent
+        if _spawner is None or _spawner.owner != os.getpid():  # threads do not survive a fork
             _spawner = Spawner()
     return _spawner.start(
         lambda: subprocess.Popen(
@@ -123,24 +122,24 @@ def start_process(tier: Tier, readable: Sequence[str], scratch: str, pipes: Mapp
 def list_restrictions(
     tier: Tier, limits: Limits, readable: Sequence[str], scratch: str, user: int | None, pid: int
 ) -> dict[str, Any]:
-    """What boot.py is told to give up; `user` is the one that it drops to, `pid` its process where the host knows that."""
+    """Return the restrictions for boot.py; `user` is the user to change to, `pid` the process id if known to the host."""
     wrapped, unsafe, dropped = tier.own_files, tier.name == "unsafe", user is not None
     return {
         "unsafe": unsafe,
-        "tmpfs": tiers.write_scratch_options(limits) if wrapped else "",
+        "tmpfs": f"size={int(limits.files_mb * 2**20)},nr_inodes={MAX_FILES},mode=0777" if wrapped else "",
         "limits": tiers.list_process_limits(limits, own_user=dropped or (wrapped and tiers.counts_per_namespace())),
         "parent": None if wrapped else os.getpid(),
         "hold_folders": dropped and not wrapped,
-        "looked_at": not wrapped,
+        "dumpable": not wrapped,
         "landlock": tiers.list_landlock_rules(tier, readable, scratch) if tier.name == "landlock" else None,
         "filter": b"" if unsafe else seccomp.build_filter(tiers.JAILED_PID if wrapped else pid, wrapped, dropped),
     }
 
 
 def seal_input(text: bytes) -> int:
-    """A descriptor to read standard input from: a file in memory, which nobody can change or add to any more.
+    """Return a descriptor for standard input: a sealed file in memory.
 
-    Not a pipe: a process that the trainer forks meanwhile would hold its other end open, and the program would wait for ever.
+    With a pipe, a process forked meanwhile would hold the writing end open, and the program would wait for ever.
     """
     if not hasattr(os, "memfd_create"):
         with tempfile.TemporaryFile() as file:
@@ -158,16 +157,16 @@ def seal_input(text: bytes) -> int:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# One jail
+# The jail
 # ---------------------------------------------------------------------------------------------------------------------
 
 LARGE_BYTES = 256 * 1024
 TRANSIENT = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE, errno.ENOSPC, errno.EDQUOT)
-"""Too few processes, pages, descriptors or blocks just now: not a property of the machine."""
+"""Too few processes, pages, descriptors or blocks at the moment, not a property of the machine."""
 
 
 class KeptOutput:
-    """Standard output or error: the beginning is kept, all of it is counted."""
+    """Standard output or error. Keeps the beginning and counts all of it."""
 
     def __init__(self, keep: int) -> None:
         self._keep, self._kept = keep, bytearray()
@@ -186,7 +185,7 @@ class KeptOutput:
 
 
 class Jail:
-    """A process in a jail of its own. Used by one thread at a time; `close` at the end, whatever happened."""
+    """A jailed process. Use it from one thread at a time, and call `close` at the end."""
 
     def __init__(
         self,
@@ -200,17 +199,19 @@ class Jail:
         stdin: bytes | None = None,
         tier: Tier | None = None,
     ) -> None:
-        """packages: folders to import from. modules: single import packages, by name; what lies next to them stays out of sight."""
+        """Start the process. packages: folders to import from. modules: single import packages, name -> folder; their
+        surroundings stay hidden.
+        """
         self.limits, self.tier = limits, tier or find_tier()
-        self.forget_output()
+        self.reset_output()
         self.companion: Jail | None = None
-        """Another jail whose limits are looked at while this one is listened to."""
+        """Another jail whose limits are checked while this one is waited for."""
         self.questions = 0
         self._process: JailedProcess | None = None
         self._end: ProcessEnded | None = None
         self._scratch = ""
         self._pipes: dict[str, int] = {}
-        """The host's ends that are open, by name."""
+        """The host's open ends, by name."""
         self._large_replies = 0
         try:
             self._start(job, program, extra or {}, [path for path in packages if os.path.exists(path)], modules or {}, stdin)
@@ -247,24 +248,25 @@ class Jail:
         setup = {"job": job, "program": program, "path": packages, "modules": dict(modules), "scratch": scratch, "user": user}
         setup |= {**list_restrictions(self.tier, self.limits, readable, scratch, user, self._watch.pid), **extra}
         try:
-            self.hear()  # it is there, and waits: a short program could be gone before anybody looks for it
+            self.receive()  # it waits now; a short program could end before anyone looks
             self._watch.measure_cpu()
             if not self._watch.pid and not process.has_ended():
                 raise JailUnavailable("the jailed process cannot be found in /proc, so its CPU time could not be limited")
-            word, *said = self.ask_raw(setup)
+            word, *rest = self.request(setup)
         except ProcessEnded as ended:
             detail = self.stderr.text().strip()[-500:] or ended.detail
             raise ProcessEnded("infrastructure", f"the jail did not start ({ended.kind}): {detail}") from None
         if word != "ready":
-            raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, said))}")
-        # It waits for this word: what is found from here on, however soon, is the program's doing and not a jail that failed.
+            raise JailUnavailable(f"the jail could not be closed, and nothing was run in it: {': '.join(map(str, rest))}")
+        # The program starts with this message. Whatever goes wrong from here on is the program's fault.
         self.charge(self.limits)
-        self.tell("go")
+        self.send("go")
 
     @contextlib.contextmanager
     def _make_pipes(self, stdin: bytes | None) -> Iterator[dict[str, int]]:
-        """The jail's ends by name, until it has them. Each end is known as soon as it exists, so that none is lost if the
-        next cannot be had."""
+        """Make the pipes and yield the jail's ends. Each end is registered as soon as it exists, so that none leaks if the next
+        fails.
+        """
         inner: dict[str, int] = {}
         try:
             for name in ("requests", "replies", "stdout", "stderr", *(("info",) if self.tier.own_files else ())):
@@ -279,19 +281,19 @@ class Jail:
                 os.close(descriptor)
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Speaking
+    # Messages
     # -----------------------------------------------------------------------------------------------------------------
 
     def charge(self, limits: Limits) -> None:
-        """From now on the process pays, within these limits."""
+        """Charge the process from now on, with these limits."""
         self._watch.charge(limits.cpu_s, limits.wall_s)
 
     def stop_charging(self, wall_s: float) -> None:
-        """From now on only the wall clock counts: for work of our own, such as an import."""
+        """Limit only the wall-clock time from now on, for the worker's own work such as imports."""
         self._watch.charge(float("inf"), wall_s)
 
-    def forget_output(self) -> None:
-        """Another question: what was said to the last one no longer counts."""
+    def reset_output(self) -> None:
+        """Reset the output before the next message."""
         self.stdout, self.stderr = KeptOutput(self.limits.output_kb * 1024), KeptOutput(self.limits.output_kb * 1024)
         self._reply_bytes = 0
 
@@ -301,7 +303,7 @@ class Jail:
 
     @property
     def has_more(self) -> bool:
-        """Whether it has said something that nobody has heard yet."""
+        """Whether it has sent something that was not read."""
         return self._channel.waiting_bytes > 0
 
     @property
@@ -312,15 +314,15 @@ class Jail:
     def peak_mb(self) -> float:
         return self._watch.peak_mb
 
-    def ask_raw(self, request: Any) -> list[Any]:
-        """Send one request and return the reply, a list that begins with a word. Raises ProcessEnded, with all of it cleaned up."""
-        self.tell(request)
-        return self.hear()
+    def request(self, request: Any) -> list[Any]:
+        """Send a request and return the reply, a list that begins with a word. Raises ProcessEnded after cleaning up."""
+        self.send(request)
+        return self.receive()
 
-    def tell(self, request: Any) -> None:
+    def send(self, request: Any) -> None:
         self._channel.send(marshal.dumps(request, 4))
 
-    def hear(self) -> list[Any]:
+    def receive(self) -> list[Any]:
         while True:
             if self._channel.reply_size > MAX_FRAME_BYTES:
                 raise self._stop(ProcessEnded("output", f"a reply of {self._channel.reply_size} bytes"))
@@ -328,11 +330,11 @@ class Jail:
                 return self._read_reply(self._channel.take_reply())
             if "replies" not in self._pipes:
                 self.wait()
-            self._take_turn(hearing=True)
+            self._take_turn(receiving=True)
 
     def _read_reply(self, body: bytes) -> list[Any]:
-        """The program can write here what it likes: that only ever hurts its own score."""
-        # Counted before it is parsed: four bytes of text can be a list of a hundred.
+        """Parse a reply. The program may write anything here, at the cost of its own score."""
+        # Counted before parsing: four bytes of text can be a list of a hundred.
         if body.count(b"[") + body.count(b",") > MAX_NODES + 16:
             raise self._stop(ProcessEnded("output", f"a reply of more than {MAX_NODES} values"))
         self._reply_bytes += len(body)
@@ -343,10 +345,10 @@ class Jail:
             reply = json.loads(body)
             if isinstance(reply, list) and reply and isinstance(reply[0], str):
                 return reply
-        raise self._stop(ProcessEnded("crash", "a reply that makes no sense"))
+        raise self._stop(ProcessEnded("crash", "a malformed reply"))
 
     def wait(self) -> NoReturn:
-        """Listen until the process ends, and raise how it did."""
+        """Wait for the end of the process and raise ProcessEnded."""
         assert self._process is not None
         while self._pipes or not self._process.has_ended():
             self._take_turn()
@@ -354,10 +356,10 @@ class Jail:
         raise self._stop(self._process.describe_end())
 
     # -----------------------------------------------------------------------------------------------------------------
-    # One turn: read, write, look at the limits
+    # The event loop: read, write, check the limits
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _take_turn(self, hearing: bool = False) -> None:
+    def _take_turn(self, receiving: bool = False) -> None:
         if self._end is not None:
             raise self._end
         assert self._process is not None
@@ -365,31 +367,31 @@ class Jail:
         names = {descriptor: name for name, descriptor in self._pipes.items() if name != "requests" or self._channel.is_sending}
         for descriptor, name in names.items():
             poll.register(descriptor, select.POLLOUT if name == "requests" else select.POLLIN)
-        over = self._process.has_ended()  # asked first: what a dead process has written is all there by the time of the poll
+        over = self._process.has_ended()  # asked before the poll, which then sees all that a dead process has written
         left = self._watch.deadline - time.monotonic()
         events = poll.poll(0 if over else max(0.0, min(self._watch.tick_s, left)) * 1000)
         for descriptor, _ in events:
             if not self._serve(names[descriptor]):
                 self._forget(names[descriptor])
         if self._watch.is_due():
-            self._look(hearing)
+            self._check_limits(receiving)
             if self.companion is not None:
-                self.companion._look()
+                self.companion._check_limits()
         if over and not events:
-            # Nothing is left to read: whoever still holds a pipe open is not the program.
+            # Nothing is left to read; other processes may still hold a pipe open.
             for name in list(self._pipes):
                 self._forget(name)
 
     def _serve(self, name: str) -> bool:
-        """Whether that pipe is still of use, once all has been done with it that can be done now."""
+        """Read from or write to a pipe. Returns False once the pipe is of no more use."""
         if name == "requests":
             return self._channel.write_some()
         if name == "replies":
             if self._channel.waiting_bytes > HEADER_BYTES + MAX_FRAME_BYTES:
-                raise self._stop(ProcessEnded("output", "replies that nobody asked for"))
+                raise self._stop(ProcessEnded("output", "unrequested replies"))
             return self._channel.read_some()
         piece = read_piece(self._pipes[name])
-        if name == "info":  # nobody is listened to there after the process is known
+        if name == "info":  # not needed once the process is known
             assert self._process is not None
             return piece != b"" and not self._process.learn_first_pid(piece or b"")
         stream = self.stdout if name == "stdout" else self.stderr
@@ -398,12 +400,12 @@ class Jail:
             raise self._stop(ProcessEnded("output", f"more than {FLOOD_BYTES >> 20} MiB on {name}"))
         return piece != b""
 
-    def _look(self, hearing: bool = False) -> None:
-        """Enforce the limits. `hearing`: whoever waits for a reply takes one that is here.
+    def _check_limits(self, receiving: bool = False) -> None:
+        """Enforce the limits. With `receiving`, a reply that has arrived is accepted.
 
-        Nobody else is spared: a reply that nobody waits for would keep its program alive for ever.
+        Otherwise a program could stay alive for ever by sending replies that nobody reads.
         """
-        if breach := self._watch.find_breach(hearing and self._channel.has_reply):
+        if breach := self._watch.find_breach(receiving and self._channel.has_reply):
             raise self._stop(breach)
 
     def _forget(self, name: str) -> None:
@@ -414,7 +416,7 @@ class Jail:
     # -----------------------------------------------------------------------------------------------------------------
 
     def _stop(self, end: ProcessEnded) -> ProcessEnded:
-        """The end, with all of the jail cleaned up."""
+        """Clean up and return the end."""
         self._end = end
         self.close()
         return end

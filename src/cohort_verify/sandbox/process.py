@@ -1,4 +1,7 @@
-"""What a jailed process has used of its limits, looked at from outside every few milliseconds."""
+"""A jailed process seen from outside: its end, and its use of the limits.
+
+Signals are sent only to processes started here that are not reaped yet, so their ids cannot belong to another process.
+"""
 
 from __future__ import annotations
 
@@ -18,34 +21,36 @@ from cohort_verify.workers import ProcessEnded
 
 
 class JailedProcess:
-    """The process that was started for a jail; with bubblewrap, that program, and in the jail a first process of its own."""
+    """The process started for a jail. With bubblewrap that is bwrap, and the jail has a first process of its own."""
 
     def __init__(self, popen: subprocess.Popen[bytes], wrapped: bool) -> None:
         self._popen, self._wrapped = popen, wrapped
         self.first_pid = 0
-        """Of the first process in the jail, with which all the others end; 0 where that is not known yet."""
+        """Id of the first process in the jail, with which all others end; 0 if not known yet."""
         self._handle = -1
-        """A descriptor for exactly that first process, which no later one with its id can be taken for."""
+        """A descriptor of that first process, which cannot refer to a later process with the same id."""
         self._info = bytearray()
         self.usage: resource.struct_rusage | None = None
-        """What the process has used, once it is reaped."""
+        """Resource usage, once the process is reaped."""
         if not wrapped:
             self._take_first(popen.pid)
 
     def learn_first_pid(self, text: bytes) -> bool:
-        """Whether that is known now. Bubblewrap tells the id of the jail's first process before that can run."""
+        """Parse bubblewrap's report of the first process's id, which comes before that process can run. Returns whether the id
+        is known.
+        """
         self._info += text
-        with contextlib.suppress(ValueError):  # it comes in pieces
+        with contextlib.suppress(ValueError):  # it arrives in pieces
             self._take_first(int(json.loads(self._info)["child-pid"]))
         return self.first_pid > 0
 
     def _take_first(self, pid: int) -> None:
         self.first_pid = pid
-        with contextlib.suppress(OSError, AttributeError):  # gone already, or a kernel older than 5.3
+        with contextlib.suppress(OSError, AttributeError):  # already gone, or a kernel older than 5.3
             self._handle = os.pidfd_open(pid)
 
     def has_ended(self) -> bool:
-        """Whether the process has ended. It is not reaped here: until then its id is certainly its own."""
+        """Return whether the process has ended. Does not reap it, so its id stays valid."""
         if self._popen.returncode is not None:
             return True
         try:
@@ -54,7 +59,7 @@ class JailedProcess:
             return True
 
     def end(self) -> None:
-        """Kill what is left and wait for it. Bubblewrap leaves its child to init, which may be this very process."""
+        """Kill the remaining processes and wait for them. Bubblewrap leaves its child to init, which may be this process."""
         if self._popen.returncode is not None:
             return
         if not self.has_ended():
@@ -63,7 +68,7 @@ class JailedProcess:
                     signal.pidfd_send_signal(self._handle, signal.SIGKILL)
             if self._handle < 0 or not wait_up_to(self.has_ended, 0.25):
                 with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self._popen.pid, signal.SIGKILL)  # it leads the group, and it is not reaped yet
+                    os.killpg(self._popen.pid, signal.SIGKILL)  # the process leads its group and is not reaped yet
         if self._handle >= 0:
             select.select([self._handle], [], [], 1.0)  # readable once the process is dead
         try:
@@ -77,9 +82,9 @@ class JailedProcess:
             self._handle = -1
 
     def describe_end(self) -> ProcessEnded:
-        """How a process ended that was not stopped. Only after `end`."""
+        """Return how a process ended that was not stopped. Call it after `end`."""
         status = self._popen.returncode
-        if self._wrapped and status > 128:  # bubblewrap's way to say that a signal ended it
+        if self._wrapped and status > 128:  # bubblewrap's code for a signal
             status = 128 - status
         if status < 0:
             with contextlib.suppress(ValueError):
@@ -98,11 +103,11 @@ def wait_up_to(condition: Callable[[], bool], seconds: float) -> bool:
 
 
 def reap_orphan(handle: int) -> None:
-    """Take leave of a dead process that was left to this one, as the first process of a container inherits all orphans.
+    """Reap an orphan that was re-parented to this process, as happens to the first process of a container.
 
-    By its descriptor: a wait for any child would take the exit status of somebody else's.
+    By its descriptor: waiting for any child could take the exit status of another one.
     """
-    with contextlib.suppress(OSError, AttributeError):  # somebody else's to reap, or a kernel older than 5.4
+    with contextlib.suppress(OSError, AttributeError):  # not ours to reap, or a kernel older than 5.4
         os.waitid(os.P_PIDFD, handle, os.WEXITED | os.WNOHANG)
 
 
@@ -111,37 +116,37 @@ def reap_orphan(handle: int) -> None:
 # ---------------------------------------------------------------------------------------------------------------------
 
 START_LIMIT_S = 30.0
-"""For starting an interpreter and closing the jail, which no program is charged for."""
+"""Limit on starting an interpreter and closing the jail, which programs are not charged for."""
 TICK_S = 0.02
-"""How often limits are looked at."""
+"""Interval between checks of the limits."""
 WALK_S = 0.008
-"""How often the files of a scratch folder are counted: a disk takes in more than a megabyte in a millisecond."""
+"""Interval between scans of a scratch folder. A disk can take more than a megabyte per millisecond."""
 THREADS_MARGIN = 16
 
 
 class Watch:
-    """The clocks, memory, threads and files of one process, and the limits on them."""
+    """The clocks, memory, threads and files of a process, and their limits."""
 
     def __init__(self, process: JailedProcess, limits: Limits, scratch: str) -> None:
-        """`scratch`: the folder, where it is no file system of its own; else empty."""
+        """Watch a process. `scratch`: its folder, or "" if that is a file system of its own."""
         self._process, self._limits, self._scratch = process, limits, scratch
         self.tick_s = WALK_S if scratch else TICK_S
         self.peak_mb = 0.0
-        """Resident memory, as often as it was looked at: every few milliseconds, and before a kill."""
+        """Peak resident memory in the samples: every few milliseconds, and before a kill."""
         self.pid = 0 if not scratch else process.first_pid
-        """Of the interpreter; 0 where it is not known yet."""
+        """Id of the interpreter; 0 if not known yet."""
         self._lifetime_cpu = self._begun_cpu = 0.0
         self._next_look = self._next_walk = 0.0
         self._cpu_limit = START_LIMIT_S
         self.deadline = time.monotonic() + START_LIMIT_S
 
     def charge(self, cpu_s: float, wall_s: float) -> None:
-        """From now on the process pays, within these limits."""
+        """Charge the process from now on, with these limits."""
         self._begun_cpu, self._cpu_limit = self.measure_cpu(), cpu_s
         self.deadline = time.monotonic() + wall_s
 
     def measure_cpu(self) -> float:
-        """CPU seconds of the process so far. Its clock id is its process id in the kernel's spelling."""
+        """Return the CPU seconds of the process so far. The clock id is the kernel's encoding of the process id."""
         if not self.pid and self._process.first_pid:
             self.pid = find_child(self._process.first_pid)
         if self.pid and not self._process.has_ended():
@@ -151,14 +156,14 @@ class Watch:
 
     @property
     def charged_cpu_s(self) -> float:
-        """CPU seconds since the process pays; exact once it is reaped."""
+        """CPU seconds since charging began; exact once the process is reaped."""
         usage = self._process.usage
         return max(0.0, max(self._lifetime_cpu, usage.ru_utime + usage.ru_stime if usage else 0.0) - self._begun_cpu)
 
     def count_threads(self) -> int:
-        """Threads right now, with a note of the memory on the way; 0 when the process is gone.
+        """Return the number of threads, 0 if the process is gone, and update the memory peak.
 
-        The peak that wait4 reports would be no good: it begins with that of the process that started it, the trainer.
+        The peak from wait4 is useless here: it starts from that of the parent process, the trainer.
         """
         try:
             with open(f"/proc/{self.pid}/status", encoding="ascii", errors="replace") as file:
@@ -169,7 +174,7 @@ class Watch:
         return found.get("Threads:", 0)
 
     def is_due(self) -> bool:
-        """Whether it is time for a look: a program that writes byte by byte must not cost one each."""
+        """Return whether the next check is due. A program that writes byte by byte must not cause a check per byte."""
         now = time.monotonic()
         if now < self._next_look and now <= self.deadline:
             return False
@@ -177,7 +182,7 @@ class Watch:
         return True
 
     def find_breach(self, reply_is_here: bool) -> ProcessEnded | None:
-        """The limit that the process has run into, if any. A reply that is here was in time, however late a host looks."""
+        """Return the limit that was exceeded, if any. A reply that has arrived was in time, even if the host looks late."""
         if self.measure_cpu() - self._begun_cpu > self._cpu_limit:
             return ProcessEnded("cpu", f"{self._cpu_limit:g} s of CPU time")
         if time.monotonic() > self.deadline and not reply_is_here:
@@ -189,12 +194,12 @@ class Watch:
             if scratch_is_over(self._scratch, self.pid, int(most * 2**20), MAX_FILES):
                 return ProcessEnded("files", f"more than {most:g} MB, {MAX_FILES} files or {MAX_FOLDERS_DEEP} levels")
             ended = time.monotonic()
-            self._next_walk = ended + max(WALK_S, 4 * (ended - now))  # thousands of files: a fifth of the time, no more
+            self._next_walk = ended + max(WALK_S, 4 * (ended - now))  # spends at most a fifth of the time on scans
         return None
 
 
 def find_child(parent: int) -> int:
-    """The only child of the jail's first process; 0: not there yet, or gone."""
+    """Return the only child of the jail's first process; 0 if there is none yet, or it is gone."""
     try:
         with open(f"/proc/{parent}/task/{parent}/children", encoding="ascii") as file:
             return int((file.read().split() or ["0"])[0])
@@ -205,7 +210,7 @@ def find_child(parent: int) -> int:
 
 
 def find_parent(pid: int) -> int:
-    """0: there is no such process."""
+    """Return the parent's id; 0 if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])

@@ -1,4 +1,4 @@
-"""Runs of untrusted programs: calls of their functions, whole scripts, and trusted test code that calls them."""
+"""Runs untrusted programs: calls of their functions, whole scripts, and trusted test code that calls them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MAX_DETAIL_CHARS = 2000
 
 @dataclass(frozen=True)
 class Call:
-    """A function of the program and plain arguments; "Solution.solve" is a method of a new Solution."""
+    """A call of the program's function with plain arguments; "Solution.solve" is a method of a new Solution."""
 
     function: str
     args: Sequence[Any] = ()
@@ -27,18 +27,18 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """What one call gave, in values that the host has built itself."""
+    """The outcome of one call, in values built by the host."""
 
     value: Any = None
     raised: str = ""
-    """Class name of the exception; empty: it returned. "NotPlain": what it returned cannot be carried over."""
+    """Class name of the exception, "" if it returned. "NotPlain": the result cannot be sent."""
     detail: str = ""
     base: str = ""
-    """The nearest built-in class of the exception: ValueError for a program's own class that extends it."""
+    """The nearest built-in class of the exception: ValueError for a program's own subclass of it."""
 
     @classmethod
     def read(cls, value: Any, raised: Any = "", detail: Any = "", base: Any = "") -> Reply:
-        """A reply as it was sent. A value that cannot be rebuilt is the program's doing."""
+        """Build a reply from its parts. A value that cannot be rebuilt counts as the program's fault."""
         name, message, built_in = (str(part)[:MAX_DETAIL_CHARS] for part in (raised, detail, base))
         try:
             return cls(rebuild(value), name, message, built_in)
@@ -48,25 +48,25 @@ class Reply:
 
 @dataclass(frozen=True)
 class Run:
-    """What every run reports."""
+    """The fields of every result."""
 
     end: str
     detail: str = ""
     stdout: str = ""
     stderr: str = ""
     truncated: bool = False
-    """Some of the output was thrown away."""
+    """Part of the output was dropped."""
     cpu_s: float = 0.0
     wall_s: float = 0.0
     peak_mb: float = 0.0
     jail: str = ""
-    """The tier it ran in."""
+    """The tier used."""
 
 
 @dataclass(frozen=True)
 class CallsResult(Run):
     replies: tuple[Reply | None, ...] = ()
-    """One per call; None: never answered."""
+    """One per call; None: not answered."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class ChecksResult(Run):
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Runs
+# Running programs
 # ---------------------------------------------------------------------------------------------------------------------
 
 DEFAULTS = Limits()
@@ -96,14 +96,14 @@ DEFAULTS = Limits()
 def run_calls(program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, packages: bool = False) -> CallsResult:
     """Load the program in a fresh jail and call its functions in turn. Raises JailUnavailable, and NotPlain for arguments.
 
-    packages: what is installed beside the trainer (numpy, ...) can be imported too; else the standard library alone.
+    packages: the program may import installed packages (numpy, ...), otherwise only the standard library.
     """
     for call in calls:
         check_plain([list(call.args), dict(call.kwargs)])
     replies: list[Reply | None] = [None] * len(calls)
 
     def talk(jail: Jail) -> None:
-        hear_loaded(jail)
+        wait_until_loaded(jail)
         for index, call in enumerate(calls):
             replies[index] = ask_program(jail, call.function, call.args, call.kwargs)
 
@@ -111,7 +111,7 @@ def run_calls(program: str, calls: Sequence[Call], limits: Limits = DEFAULTS, pa
 
 
 def run_script(program: str, stdin: str, limits: Limits = DEFAULTS, packages: bool = False) -> ScriptResult:
-    """Run the program as __main__ in a fresh jail, with this text on standard input."""
+    """Run the program as __main__ in a fresh jail, with this standard input."""
     status: int | None = None
 
     def talk(jail: Jail) -> None:
@@ -138,7 +138,7 @@ def run_checks(
     limits: Limits = DEFAULTS,
     packages: bool = False,
 ) -> ChecksResult:
-    """Run trusted test code in a jail of its own; the names in `proxies` ("f", or "candidate=f") call the jailed program."""
+    """Run trusted test code in its own jail; the names in `proxies` ("f", or "candidate=f") call the jailed program."""
     aliases = {name.partition("=")[0]: name.rpartition("=")[2] for name in proxies}
     results: list[CheckResult] = []
 
@@ -146,23 +146,23 @@ def run_checks(
         return Jail("checks", setup, own, extra={"proxies": aliases}, packages=find_installed_packages() if packages else ())
 
     def talk(jail: Jail) -> None:
-        hear_loaded(jail)
+        wait_until_loaded(jail)
         run_tests(jail, tests, checks, results, reaches_program)
 
     def reaches_program(check: str) -> bool:
-        """Whether a check asks the program where nothing has been before it, least of all a value of the program's."""
+        """Return whether a check calls the program when run on its own, with no values from earlier checks."""
         with start_tests() as alone:
             try:
-                return alone.hear()[0] == "loaded" and alone.ask_raw(check)[0] == "call"
-            except ProcessEnded:  # at a limit, by itself
+                return alone.receive()[0] == "loaded" and alone.request(check)[0] == "call"
+            except ProcessEnded:  # it hit a limit by itself
                 return False
 
-    # The tests are loaded first, at their own expense: a program that leaves them no time must not have them to blame.
+    # The tests are loaded first, on their own budget: a program must not be able to leave them no time and blame them.
     own = replace(limits, cpu_s=limits.cpu_s + DEFAULTS.cpu_s, wall_s=2 * limits.wall_s + DEFAULTS.wall_s)
     try:
         with start_tests() as tests:
-            word, *said = tests.hear()
-            problem = "" if word == "loaded" else f"the test code does not load: {': '.join(map(str, said[:2]))}"
+            word, *rest = tests.receive()
+            problem = "" if word == "loaded" else f"the test code does not load: {': '.join(map(str, rest[:2]))}"
             if not problem:
                 tests.charge(own)
                 run = supervise("calls", program, limits, talk, packages)
@@ -180,42 +180,42 @@ def run_checks(
 def run_tests(
     program: Jail, tests: Jail, checks: Sequence[str], results: list[CheckResult], reaches_program: Callable[[str], bool]
 ) -> None:
-    """Relay calls from the test code to the program. Raises ProcessEnded of the *program*; what ends the tests is a result.
+    """Relay calls from the test code to the program. Raises ProcessEnded of the *program*; an end of the tests is a result.
 
-    A check that fails before it has asked is at fault itself, unless values of the program stand in the variables that it
-    reads, from a check before: then it is tried alone.
+    A check that fails before its first call is at fault itself, unless its variables hold values of the program from an earlier
+    check. In that case it is run again on its own.
     """
-    tests.companion = program  # which goes on running, and paying, while the test code thinks
+    tests.companion = program  # the program continues to run, and to be charged, while the test code works
     asked = asked_before = False
     try:
         for check in checks:
             asked_before, asked, missing = asked_before or asked, False, ""
-            word, *said = tests.ask_raw(check)
+            word, *rest = tests.request(check)
             while word == "call":
                 asked = True
-                answer, lacks = relay_call(program, *said)
+                answer, lacks = relay_call(program, *rest)
                 missing = missing or lacks
-                word, *said = tests.ask_raw(answer)
-            if missing:  # test code that waits for an exception would take this one for it
+                word, *rest = tests.request(answer)
+            if missing:  # otherwise a test that expects an exception would accept this one
                 results.append(CheckResult(False, missing))
                 continue
-            passed = said[0] if word == "check" and said and isinstance(said[0], bool | None) else None
+            passed = rest[0] if word == "check" and rest and isinstance(rest[0], bool | None) else None
             if passed is None and asked_before and reaches_program(check):
                 passed = False
-            results.append(CheckResult(passed, ": ".join(str(part) for part in said[1:3] if part)[:MAX_DETAIL_CHARS]))
+            results.append(CheckResult(passed, ": ".join(str(part) for part in rest[1:3] if part)[:MAX_DETAIL_CHARS]))
     except ProcessEnded as problem:
         if not program.alive:
             results.append(CheckResult(False, f"the program ended: {problem}"))
             raise
         if problem.kind == "infrastructure":
             raise
-        # The test code ran into a limit of its own: with what the program had returned, if it was asked at all.
+        # The test code hit its own limit, possibly because of values that the program returned.
         blamed = asked or (asked_before and reaches_program(checks[len(results)]))
         results.append(CheckResult(False if blamed else None, f"the test code ended: {problem}"))
 
 
 def relay_call(program: Jail, name: Any, arguments: Any) -> tuple[tuple[str, Any, str], str]:
-    """One call on behalf of the test code, answered in the form boot.py expects; and what the program lacks for it."""
+    """Make one call for the test code. Returns the answer in boot.py's format, and what the program lacks for it."""
     try:
         args, kwargs = rebuild(arguments)
     except (NotPlain, ValueError, TypeError) as problem:
@@ -227,7 +227,7 @@ def relay_call(program: Jail, name: Any, arguments: Any) -> tuple[tuple[str, Any
 
 
 def is_missing(name: str, reply: Reply) -> bool:
-    """Whether there is no such function in the program, in the words of boot.py or of Python (for a method)."""
+    """Return whether the program lacks the function, judging by the error messages of boot.py and, for methods, of Python."""
     first, _, method = name.partition(".")
     return (reply.raised, reply.detail) in (
         ("NameError", f"the program defines no {first}"),
@@ -236,14 +236,9 @@ def is_missing(name: str, reply: Reply) -> bool:
 
 
 def supervise(
-    job: str,
-    program: str,
-    limits: Limits,
-    talk: Callable[[Jail], None],
-    packages: bool = False,
-    stdin: bytes | None = None,
+    job: str, program: str, limits: Limits, talk: Callable[[Jail], None], packages: bool = False, stdin: bytes | None = None
 ) -> dict[str, Any]:
-    """The fields of Run, of a program that `talk` deals with until it has all its answers or raises ProcessEnded."""
+    """Run a program and return the fields of Run. `talk` exchanges messages until it has all answers, or raises ProcessEnded."""
     end, detail, began, jail = "finished", "", time.monotonic(), None
     try:
         with Jail(job, program, limits, stdin=stdin, packages=find_installed_packages() if packages else ()) as jail:
@@ -265,22 +260,22 @@ def supervise(
     }
 
 
-def hear_loaded(jail: Jail) -> None:
-    """Wait until the program is loaded; raises ProcessEnded where that failed."""
-    word, *said = jail.hear()
+def wait_until_loaded(jail: Jail) -> None:
+    """Wait until the program is loaded. Raises ProcessEnded if that fails."""
+    word, *rest = jail.receive()
     if word == "load":
-        name, message = (str(part) for part in [*said, "", ""][:2])
+        name, message = (str(part) for part in [*rest, "", ""][:2])
         raise ProcessEnded("memory" if name == "MemoryError" else "load", f"{name}: {message}"[:MAX_DETAIL_CHARS])
 
 
 def ask_program(jail: Jail, function: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Reply:
-    return read_reply(jail.ask_raw((function, tuple(args), dict(kwargs))))
+    return read_reply(jail.request((function, tuple(args), dict(kwargs))))
 
 
-def read_reply(said: list[Any]) -> Reply:
-    """The program may have written anything; what is not a reply is one that raised."""
-    if said[0] == "value" and len(said) == 2:
-        return Reply.read(said[1])
-    if said[0] == "raised" and len(said) == 4:
-        return Reply.read(None, said[1] or "Exception", *said[2:])
+def read_reply(rest: list[Any]) -> Reply:
+    """Parse a reply. The program may have written anything; malformed replies count as an exception."""
+    if rest[0] == "value" and len(rest) == 2:
+        return Reply.read(rest[1])
+    if rest[0] == "raised" and len(rest) == 4:
+        return Reply.read(None, rest[1] or "Exception", *rest[2:])
     return Reply(raised="NotPlain", detail="not a reply", base="Exception")

@@ -1,7 +1,7 @@
-"""Scratch folders that are no file system of their own: how full they are, and how they are removed.
+"""Scratch folders without a file system of their own: measuring and removing them.
 
-What is in them was made by a hostile program: paths longer than any limit, folders nested by the thousand, files that were
-deleted and are still open. So everything here goes by descriptors, never follows a link, and never recurses.
+Their content is hostile: paths longer than any limit, thousands of nested folders, deleted files that are still open. So
+everything here uses descriptors, never follows links, and never recurses.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def find_open_base() -> str | None:
-    """Where scratch folders go: the usual place, if a jail that drops its user can still enter it from the root down."""
+    """Return a folder for scratch folders that a jail can still enter after changing its user, or None for the default."""
     if os.getuid() != 0:
         return None
     for folder in (tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"):
@@ -33,7 +33,7 @@ def find_open_base() -> str | None:
 
 
 def make_folder() -> str:
-    """A new scratch folder, named after this process: should that be killed, the next one sees whose folder it was."""
+    """Make a scratch folder with this process's id in its name, so that a later process can remove it if this one is killed."""
     base = find_open_base() or tempfile.gettempdir()
     sweep_folders(base, os.getpid())
     return tempfile.mkdtemp(prefix=f"{name_beginning()}{os.getpid()}-", dir=base)
@@ -41,7 +41,7 @@ def make_folder() -> str:
 
 @functools.cache
 def name_beginning() -> str:
-    """How names of scratch folders begin here. A process id means something only within one boot and one namespace."""
+    """Return the first part of the names. Process ids are only meaningful within one boot and one namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()[:8]
         return f"cohort-jail-{boot}-{os.stat('/proc/self/ns/pid').st_ino}-"
@@ -51,7 +51,7 @@ def name_beginning() -> str:
 
 @functools.cache
 def sweep_folders(base: str, _: int) -> None:
-    """Once per process: remove the folders of processes that were killed in the middle of a run."""
+    """Remove the folders of processes that were killed during a run; once per process."""
     with contextlib.suppress(OSError), os.scandir(base) as entries:
         for entry in entries:
             owner = entry.name.removeprefix(name_beginning()).partition("-")[0]
@@ -64,7 +64,7 @@ def sweep_folders(base: str, _: int) -> None:
 
 
 def scratch_is_over(folder: str, pid: int, max_bytes: int, max_files: int) -> bool:
-    """Whether the folder, with what its process has deleted and still holds, is larger than that."""
+    """Return whether the folder, including deleted files that are still open, exceeds the limits."""
     size = count_hidden_bytes(folder, pid)
     if size > max_bytes:
         return True
@@ -76,7 +76,7 @@ def scratch_is_over(folder: str, pid: int, max_bytes: int, max_files: int) -> bo
 
 
 def list_sizes(folder: str) -> Iterator[int]:
-    """Bytes on disk of every entry, one by one; -1 for a folder that lies too deep."""
+    """Yield the bytes on disk of every entry; -1 for a folder that is too deep."""
     todo: list[tuple[int, int]] = []
     with contextlib.suppress(OSError):
         todo.append((os.open(folder, FOLDER), 0))
@@ -104,7 +104,7 @@ def list_sizes(folder: str) -> Iterator[int]:
 
 
 def count_hidden_bytes(folder: str, pid: int) -> int:
-    """Files that no folder lists any more, because they are deleted, but that the process holds open or mapped."""
+    """Return the size of deleted files that the process holds open or mapped."""
     total = 0
     with contextlib.suppress(OSError):
         for name in os.listdir(f"/proc/{pid}/fd"):
@@ -121,9 +121,9 @@ def count_hidden_bytes(folder: str, pid: int) -> int:
 
 
 def remove_folder(folder: str) -> None:
-    """Remove a scratch folder whose process is dead.
+    """Remove a scratch folder whose process has ended.
 
-    A folder inside is moved to the top before it is emptied, so that no path grows with the depth it had.
+    Inner folders are moved to the top before they are emptied, so that paths stay short.
     """
     with contextlib.suppress(OSError):
         os.chmod(folder, 0o700)
@@ -133,7 +133,7 @@ def remove_folder(folder: str) -> None:
             before: list[str] = []
             while names := [name for name in os.listdir(top) if not remove_entry(top, name)]:
                 if names == before:
-                    break  # what is left cannot be removed
+                    break  # the rest cannot be removed
                 before = names
                 for name in filter(functools.partial(is_folder, top), names):
                     empty_folder(top, name, numbers)
@@ -143,7 +143,7 @@ def remove_folder(folder: str) -> None:
 
 
 def remove_entry(top: int, name: str) -> bool:
-    """Whether it could be removed at once: a file, or an empty folder."""
+    """Remove a file or an empty folder, and return whether that worked."""
     try:
         if is_folder(top, name):
             os.rmdir(name, dir_fd=top)
@@ -162,7 +162,7 @@ def is_folder(parent: int, name: str) -> bool:
 
 
 def empty_folder(top: int, name: str, numbers: Iterator[int]) -> None:
-    """Remove the files of a folder at the top, and move its folders up beside it."""
+    """Remove the files of a folder at the top, and move its subfolders to the top."""
     with contextlib.suppress(OSError):
         os.chmod(name, 0o700, dir_fd=top)
         descriptor = os.open(name, FOLDER, dir_fd=top)

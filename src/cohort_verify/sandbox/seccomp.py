@@ -1,11 +1,10 @@
-"""The system-call filter: a short BPF program that refuses what an honest program never needs.
+"""The system-call filter: a short BPF program that refuses calls which honest programs do not need.
 
-Refused: new processes (threads are allowed), another program in place of this one, looking into or signalling other
-processes, sockets other than a socketpair, mounts and namespaces, io_uring, and every kind of kernel object whose memory
-no limit of the process counts. Refusals are errors (EPERM), not kills: an honest program can handle them. clone3 hides
-its flags behind a pointer, which a filter cannot follow: it is answered "not implemented", and the C library falls back
-to clone. Written by hand rather than with libseccomp because the whole filter is one list of numbers, and the jail then
-needs nothing but the kernel.
+Refused are new processes (threads are allowed), replacing the program, inspecting or signalling other processes, sockets other
+than a socketpair, mounts and namespaces, io_uring, and all kernel objects whose memory is not counted against the process.
+Refused calls return EPERM, which honest programs can handle. clone3 hides its flags behind a pointer, which a filter cannot
+follow; it returns "not implemented", and the C library falls back to clone. Written by hand instead of with libseccomp because
+the filter is one list of numbers, and so the jail needs nothing but the kernel.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ Code = list[Instruction]
 
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
-# Numbers of the calls on x86_64 and aarch64; None: the architecture does not have it.
+# System call numbers on x86_64 and aarch64; None if the architecture does not have the call.
 NUMBERS: dict[str, tuple[int | None, int | None]] = {
     "fork": (57, None), "vfork": (58, None), "clone": (56, 220), "clone3": (435, 435),
     "execve": (59, 221), "execveat": (322, 281),
@@ -69,24 +68,24 @@ FOREIGN = (
 )  # fmt: skip
 TIMES = ("utime", "utimes", "futimesat", "utimensat")
 MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2")
-"""What Landlock does not cover, by path or through a descriptor that may only read. It is harmless where the file system is
-the jail's own. Elsewhere FOREIGN is refused, and a change of times is answered "done" and not made, for honest programs copy
-files; so is a change of mode, unless the jail has a user of its own."""
+"""Calls that Landlock does not cover, by path or through a read-only descriptor. They are harmless on a file system of the
+jail's own. Elsewhere FOREIGN is refused. Changes of times succeed without effect, because honest programs copy files; so do
+changes of modes, unless the jail has its own user."""
 
 AF_UNIX = 1
 CLONE_THREAD = 0x00010000
 PR_NAMES = (15, 16)
-"""PR_SET_NAME, PR_GET_NAME. The rest of prctl could undo dying with the parent."""
+"""PR_SET_NAME, PR_GET_NAME. Other prctl operations could undo the death with the parent."""
 FCNTL_REFUSED = (8, 10, 15, 1024, 1026)
-"""F_SETOWN, F_SETSIG, F_SETOWN_EX: signals to other processes through a descriptor. F_SETLEASE, F_NOTIFY: a lease on a
-file makes whoever else opens it wait."""
+"""F_SETOWN, F_SETSIG, F_SETOWN_EX signal other processes through a descriptor. F_SETLEASE and F_NOTIFY: a lease makes other
+openers of the file wait."""
 IOCTL_ALLOWED = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: what opening and reading files takes."""
+"""TCGETS, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX: needed to open and read files."""
 ARCH_CPUID = 0x1012
 UNNAMED_FILE = 0o20000000
-"""O_TMPFILE without O_DIRECTORY: a file that no one finds when counting files."""
+"""O_TMPFILE without O_DIRECTORY: an unnamed file, which a scan of the folder would miss."""
 EMPTY_FILE, WRITING = 0o1000, 3
-"""O_TRUNC, and the bits of an access mode that is not O_RDONLY."""
+"""O_TRUNC, and the bits of a writable access mode."""
 CLONE_FILES = 0x400
 OWN_TABLE = 2
 """CLOSE_RANGE_UNSHARE"""
@@ -98,18 +97,14 @@ NUMBER, ARCHITECTURE = 0, 4
 
 
 def locate_argument(index: int) -> int:
-    """Where the low half of an argument lies. Every argument compared here is an int, so the high half says nothing."""
+    """Return the offset of the low half of an argument. All arguments compared here are ints, so the high half does not matter."""
     return 16 + 8 * index
 
 
-def is_supported() -> bool:
-    return platform.machine() in ARCHITECTURES
-
-
 def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "") -> bytes:
-    """The filter for a process that sees itself as `own_pid`.
+    """Build the filter for a process that sees itself as `own_pid`.
 
-    own_files: every file it can reach is the jail's own; own_user: the trainer's files belong to another user.
+    own_files: all reachable files belong to the jail. own_user: the trainer's files belong to another user.
     """
     machine = machine or platform.machine()
     column = list(ARCHITECTURES).index(machine)
@@ -117,15 +112,15 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
     pretended = {*(() if own_files else TIMES), *(() if own_files or own_user else MODES)}
     harmless = {*MODES, *TIMES, *(FOREIGN if own_files else ())} - pretended
     allowed = [(RETURN, 0, 0, ALLOW)]
-    # Calls that are refused or not by their arguments; all the others that have a number are refused outright.
+    # Calls whose arguments decide. All other calls in NUMBERS are refused.
     checked: dict[str, Code] = {
         "clone3": [refuse(errno.ENOSYS)],
-        "openat2": [refuse(errno.ENOSYS)],  # its flags, too, lie behind a pointer
-        # Gigabytes in one call, before anyone has looked.
+        "openat2": [refuse(errno.ENOSYS)],  # its flags are behind a pointer too
+        # It could reserve gigabytes before the next check.
         "fallocate": allowed if own_files else [refuse(errno.EOPNOTSUPP)],
         "openat": allowed if own_files else check_opening(2),
         "open": allowed if own_files else check_opening(1),
-        # Every thread shares the table of open files: the host counts what the process holds open.
+        # Threads must share the table of open files, because the host counts the open files of the process.
         "close_range": allow_without_bits(2, OWN_TABLE),
         "clone": allow_with_bits(0, CLONE_THREAD, CLONE_FILES),
         "kill": allow_only(0, [own_pid]),
@@ -137,7 +132,7 @@ def build_filter(own_pid: int, own_files: bool, own_user: bool, machine: str = "
         "ioctl": allow_only(1, IOCTL_ALLOWED, errno.ENOTTY),
         "arch_prctl": allow_all_but(
             0, [ARCH_CPUID]
-        ),  # the C library sets thread-local storage with it; turning off cpuid is not for us
+        ),  # the C library sets thread-local storage with it; turning off cpuid is refused
     }
     code = [
         (LOAD, 0, 0, ARCHITECTURE),
@@ -181,7 +176,7 @@ def allow_without_bits(index: int, bits: int) -> Code:
 
 
 def check_opening(index: int) -> Code:
-    """No unnamed file; and none emptied without the right to write, which Landlock before version 3 lets through."""
+    """Refuse unnamed files, and truncating a file without the right to write, which Landlock before version 3 allows."""
     return [
         (LOAD, 0, 0, locate_argument(index)),
         (JUMP_BITS, 0, 1, UNNAMED_FILE),

@@ -1,10 +1,10 @@
-"""Which jail this machine can offer, and the command that starts it.
+"""Finds out which jail this machine offers, and writes the command that starts it.
 
-Tier "bubblewrap": namespaces of its own (files, processes, network, IPC), with nothing in them but the interpreter, the
-libraries it needs and an empty scratch folder of limited size. Tier "landlock", where namespaces are refused: the same
-process limits and system-call filter, with the kernel's Landlock rules in place of mounts; the host watches the scratch
-folder's size. Both drop to a user of their own where the trainer is root. Where neither works nothing is run, unless
-COHORT_JAIL=unsafe says so, which every result then carries.
+Tier "bubblewrap": separate namespaces (files, processes, network, IPC) that contain only the interpreter, the libraries it
+needs and an empty scratch folder of limited size. Tier "landlock", for machines that refuse namespaces: the same process limits
+and system-call filter, with Landlock rules instead of mounts; the host measures the scratch folder. Both change to an unused
+user if the trainer is root. If neither works, nothing is run, unless COHORT_JAIL=unsafe is set, which every result then
+records.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import platform
 import shutil
 import struct
 import sys
@@ -20,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import PurePath
 
 from cohort_verify.sandbox import seccomp
-from cohort_verify.sandbox.limits import MAX_FILES, JailUnavailable, Limits
+from cohort_verify.sandbox.limits import JailUnavailable, Limits
 from cohort_verify.workers import ProcessEnded
 
 VARIABLE = "COHORT_JAIL"
@@ -29,19 +30,19 @@ LIBRARY_FOLDERS = ("/usr/lib", "/usr/lib64", "/usr/lib32", "/usr/local/lib", "/l
 DATA_FILES = ("/usr/share/zoneinfo", "/etc/ld.so.cache", "/etc/localtime")
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom")
 SCRATCH = "/tmp"
-"""Where a bubblewrap jail has its scratch folder, unless something that it must read lies below."""
+"""The scratch folder in a bubblewrap jail, unless a readable folder is below it."""
 OTHER_SCRATCH = "/scratch"
 
 JAILED_PID = 2
-"""What a program in a bubblewrap jail sees as its own process id."""
+"""Process id of the program in a bubblewrap jail, as it sees itself."""
 
 FIRST_USER = 1_200_000_000
-"""Users of jails started by root: numbers that no account has. Each concurrent jail has its own, so that limits per user
-are limits per jail and no jail can touch another."""
+"""User ids for jails started by root. No account uses them. Each concurrent jail has its own, so that limits per user are
+limits per jail and jails cannot touch each other."""
 USERS_PER_TRAINER = 200
 
 LANDLOCK_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15, 5: 16}
-"""File-system rights by version of the interface."""
+"""Number of file-system rights by Landlock version."""
 READ_RIGHTS = (1 << 2) | (1 << 3)
 DEVICE_RIGHTS = (1 << 1) | (1 << 2)
 EXECUTE, MAKE_CHAR, MAKE_SOCKET, MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 9, 1 << 11
@@ -51,7 +52,7 @@ EXECUTE, MAKE_CHAR, MAKE_SOCKET, MAKE_BLOCK = 1 << 0, 1 << 6, 1 << 9, 1 << 11
 class Tier:
     name: str
     bubblewrap: str = ""
-    """Path of the program."""
+    """Path of bwrap."""
     landlock_version: int = 0
 
     @property
@@ -60,17 +61,17 @@ class Tier:
 
 
 def read_landlock_version() -> int:
-    """0: the kernel has none, or it is switched off."""
+    """Return Landlock's version; 0 if the kernel has none or it is switched off."""
     version = ctypes.CDLL(None, use_errno=True).syscall(444, None, 0, 1) if sys.platform == "linux" else 0
     return max(int(version), 0)
 
 
 _known: dict[Tier, str] = {}
-"""What was found out about the jails of this machine."""
+"""Tier -> why it does not work, or ""."""
 
 
 def find_problem(tier: Tier) -> str:
-    """Why a jail cannot be used, empty if it can. Tried on a program that does nothing, in the very jail that programs would get. A passing trouble is not remembered."""
+    """Return why a jail cannot be used, or "". Runs an empty program in the real jail. Temporary failures are not cached."""
     from cohort_verify.sandbox.jail import Jail
 
     if tier not in _known:
@@ -87,13 +88,13 @@ def find_problem(tier: Tier) -> str:
 
 
 def find_tier(name: str = "") -> Tier:
-    """The strongest jail of this machine, or the one that is asked for. Raises JailUnavailable with what is missing."""
+    """Return the strongest jail of this machine, or the one of that name. Raises JailUnavailable with what is missing."""
     name = name or os.environ.get(VARIABLE, "")
     if name and name not in TIERS:
-        raise JailUnavailable(f"{VARIABLE}: {name!r} is no jail; it can be {', '.join(TIERS)}, or unset for the strongest.")
+        raise JailUnavailable(f"{VARIABLE}: {name!r} is not a jail; use {', '.join(TIERS)}, or unset for the strongest.")
     if name == "unsafe":
         return Tier("unsafe")
-    if sys.platform != "linux" or not seccomp.is_supported():
+    if sys.platform != "linux" or platform.machine() not in seccomp.ARCHITECTURES:
         raise JailUnavailable(
             f"untrusted code runs only on Linux on {' or '.join(seccomp.ARCHITECTURES)}: the kernel has to filter its system calls."
         )
@@ -112,11 +113,11 @@ def find_tier(name: str = "") -> Tier:
         if isinstance(offer, Tier) and not problem:
             return offer
         missing.append(problem)
-    raise JailUnavailable(f"there is no jail for untrusted code here: {'; '.join(missing)}.")
+    raise JailUnavailable(f"no jail for untrusted code works here: {'; '.join(missing)}.")
 
 
 def list_readable_folders(packages: Sequence[str]) -> list[str]:
-    """What a jailed interpreter may read: itself, the system's libraries, and the packages asked for."""
+    """Return the paths that a jailed interpreter may read: the interpreter, system libraries, and the given packages."""
     prefix = os.path.realpath(sys.base_prefix)
     own = [os.path.join(prefix, "lib"), os.path.join(prefix, "lib64")] if prefix != "/usr" else []
     wanted = [find_interpreter(), *own, *LIBRARY_FOLDERS, *DATA_FILES, *packages]
@@ -124,29 +125,29 @@ def list_readable_folders(packages: Sequence[str]) -> list[str]:
 
 
 def find_installed_packages() -> list[str]:
-    """The folders of installed packages; never a folder of the host's own source."""
+    """Return the folders of installed packages, never a folder of the host's own source."""
     found = (os.path.abspath(path) for path in sys.path if os.path.basename(path) in ("site-packages", "dist-packages"))
     return [path for path in dict.fromkeys(found) if os.path.isdir(path)]
 
 
 @functools.cache
 def find_interpreter() -> str:
-    """The interpreter behind a virtual environment: the one that brings its own standard library."""
+    """Return the interpreter behind a virtual environment, which has its own standard library."""
     return os.path.realpath(getattr(sys, "_base_executable", "") or sys.executable)
 
 
 def write_bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]:
     command = [program, "--unshare-pid", "--unshare-net", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try"]
-    # Bubblewrap's own first process stays in the jail. It keeps the trainer's user, so it dies with the trainer, and the
-    # kernel then ends every process of the jail; a program that has dropped to another user could not be told to.
+    # Bubblewrap's own first process stays in the jail. It keeps the trainer's user, so it can die with the trainer, and the
+    # kernel then ends every process in the jail. That does not work for a program that has changed to another user.
     command += ["--die-with-parent", "--new-session", "--hostname", "jail", "--cap-drop", "ALL"]
-    command += ["--cap-add", "CAP_SYS_ADMIN"]  # for the scratch folder alone; boot.py gives it up
+    command += ["--cap-add", "CAP_SYS_ADMIN"]  # only for mounting the scratch folder; boot.py drops it
     if os.getuid() == 0:
         command += ["--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
     else:
         command += ["--unshare-user", "--uid", "65534", "--gid", "65534"]
     bound = [path for path in dict.fromkeys((*LIBRARY_FOLDERS, *readable)) if os.path.exists(path)]
-    # Made here, open to all: by itself bubblewrap closes them to the user that the jail drops to.
+    # Made here with mode 0755: bubblewrap would make them inaccessible to the jail's user.
     for folder in sorted({str(parent) for path in bound for parent in PurePath(path).parents} - {"/"}):
         command += ["--perms", "0755", "--dir", folder] if folder not in LIBRARY_FOLDERS else []
     for path in bound:
@@ -160,7 +161,7 @@ def write_bubblewrap_command(program: str, readable: Sequence[str]) -> list[str]
 
 
 def place_scratch(readable: Sequence[str]) -> str:
-    """A file system mounted there hides what is below."""
+    """Return where to mount the scratch folder; the mount hides everything below it."""
     return OTHER_SCRATCH if any(path.startswith(f"{SCRATCH}/") for path in readable) else SCRATCH
 
 
@@ -170,9 +171,9 @@ def make_environment(scratch: str) -> dict[str, str]:
         "HOME": scratch,
         "TMPDIR": scratch,
         "LANG": "C.UTF-8",
-        "PYTHONHASHSEED": "0",  # the order of sets must not decide a verdict
+        "PYTHONHASHSEED": "0",  # the order of sets must not affect a verdict
         "PYTHONUTF8": "1",
-        # One heap: by default every thread reserves 64 MiB of the address space that is limited.
+        # A single heap: otherwise every thread reserves 64 MiB of the limited address space.
         "MALLOC_ARENA_MAX": "1",
         "OMP_NUM_THREADS": "1",
         "OPENBLAS_NUM_THREADS": "1",
@@ -181,8 +182,9 @@ def make_environment(scratch: str) -> dict[str, str]:
 
 
 def list_process_limits(limits: Limits, own_user: bool) -> dict[str, int]:
-    """`own_user`: threads are counted for this jail alone. Otherwise the limit would count all of the user's processes, and
-    the host watches the number of threads instead."""
+    """Return the resource limits. With `own_user` threads are limited for this jail only. Otherwise the limit would count all
+    processes of the user, so the host checks the number of threads instead.
+    """
     limited = {
         "RLIMIT_CORE": 0,
         "RLIMIT_NOFILE": 128,
@@ -197,22 +199,18 @@ def list_process_limits(limits: Limits, own_user: bool) -> dict[str, int]:
 
 
 def counts_per_namespace() -> bool:
-    """Whether the kernel counts a user's processes per user namespace: since 5.14."""
+    """Return whether the kernel counts a user's processes per user namespace (since 5.14)."""
     major, minor = (int("".join(filter(str.isdigit, part)) or 0) for part in os.uname().release.split(".")[:2])
     return (major, minor) >= (5, 14)
-
-
-def write_scratch_options(limits: Limits) -> str:
-    return f"size={int(limits.files_mb * 2**20)},nr_inodes={MAX_FILES},mode=0777"
 
 
 def list_landlock_rules(tier: Tier, readable: Sequence[str], scratch: str) -> dict[str, object]:
     version = tier.landlock_version
     everything = (1 << LANDLOCK_RIGHTS[min(version, max(LANDLOCK_RIGHTS))]) - 1
     handled = struct.pack("Q", everything)
-    if version >= 4:  # network: bind and connect, of which nothing is allowed
+    if version >= 4:  # network: refuses bind and connect
         handled += struct.pack("Q", 3)
-    if version >= 6:  # abstract sockets and signals stay inside
+    if version >= 6:  # confines abstract sockets and signals
         handled += struct.pack("Q", 3)
     own = everything & ~(EXECUTE | MAKE_CHAR | MAKE_SOCKET | MAKE_BLOCK)
     allowed: list[tuple[str, int]] = [(path, READ_RIGHTS if os.path.isdir(path) else 1 << 2) for path in readable]

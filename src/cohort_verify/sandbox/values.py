@@ -1,7 +1,7 @@
-"""Plain values on the pipe: what a jailed program returns, written as JSON with a tag for every type JSON lacks.
+"""Plain values on the pipe: results of a jailed program, as JSON with a tag for every type that JSON lacks.
 
-The host rebuilds the values from this text, so whatever a program returns, the host compares exact built-in types: an
-object with an `__eq__` of its own never leaves the jail. The writing half of the pair is in boot.py, in the jail.
+The host rebuilds the values from this text, so it only compares exact built-in types; an object with its own `__eq__` never
+leaves the jail. boot.py encodes values in the jail.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 from cohort_verify.sandbox.boot import MAX_DEPTH, MAX_NODES
 
 MAX_COLLISIONS = 32
-"""Keys of one set or dict with the same hash. Honest ones hardly ever share it; with many, each is compared with all."""
+"""Limit on keys of a set or dict with equal hashes. Honest keys rarely collide; many collisions make building quadratic."""
 BUILD_LIMIT_S = 0.3
 
 PLAIN_TYPES = "None, bool, int, float, complex, str, bytes, list, tuple, set, frozenset or dict of these"
 
 
 class NotPlain(ValueError):
-    """The value cannot be carried over the pipe; the message says which."""
+    """The value cannot be sent over the pipe; the message says why."""
 
 
 def rebuild(node: Any) -> Any:
-    """The value of parsed text. Bounded in time too: keys can be chosen so that each collides with all the others."""
+    """Build the value of parsed text. Time is limited too, because keys can be chosen to collide."""
     try:
         return Builder().build(node, 0)
     except NotPlain:
@@ -34,7 +34,7 @@ def rebuild(node: Any) -> Any:
 
 
 def check_plain(value: Any, depth: int = 0) -> None:
-    """Raises NotPlain for a value that cannot be sent. Types must match exactly: a subclass of a built-in type is not plain."""
+    """Raise NotPlain for a value that cannot be sent. Types must match exactly: a subclass of a built-in type is not plain."""
     if depth > MAX_DEPTH:
         raise NotPlain(f"nested deeper than {MAX_DEPTH}")
     kind = type(value)
@@ -53,7 +53,7 @@ SCALAR_TYPES = (bool, int, float, complex, str, bytes)
 
 
 class Builder:
-    """One value, built within a budget of nodes and of CPU time."""
+    """Builds one value within a budget of nodes and CPU time."""
 
     def __init__(self) -> None:
         self._nodes = MAX_NODES
@@ -82,7 +82,7 @@ class Builder:
             code = hash(key)
             hashes[code] = hashes.get(code, 0) + 1
             if hashes[code] > MAX_COLLISIONS:
-                raise NotPlain("its keys are made to collide")
+                raise NotPlain("too many of its keys collide")
             if len(hashes) % 64 == 0 and time.thread_time() > self._deadline:
                 raise NotPlain("it takes too long to rebuild")
             yield key
@@ -94,7 +94,7 @@ SCALARS: dict[str, Callable[..., Any]] = {
     "c": lambda real, imaginary: complex(float.fromhex(real), float.fromhex(imaginary)),
     "b": bytes.fromhex,
 }
-"""What is written as text, by its tag. Another number of texts is a TypeError, and no value."""
+"""Types written as text, by tag. A wrong number of parts raises TypeError."""
 
 
 def read_scalar(tag: str, items: list[Any]) -> Any:

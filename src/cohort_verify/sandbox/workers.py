@@ -1,10 +1,10 @@
-"""Long-lived jailed processes for verifiers that must not be trusted with model text: Math-Verify, reasoning-gym.
+"""Long-lived jailed processes for verifiers that model text could subvert, such as Math-Verify and reasoning-gym.
 
     pool = shared_pool("package.module:function", limits=Limits(cpu_s=2, memory_mb=1024))
     answer = pool.ask({"found": "1/2", "gold": "0.5"})
 
-Starting one imports the module, which takes longer than most questions; so a worker answers many, and is killed and
-replaced when a question runs into a limit. The limits are those of one question.
+Importing the module takes longer than most messages, so a worker handles many. It is killed and replaced when a message hits a
+limit. The limits apply to each message.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ LOAD_LIMIT_S = 120.0
 MAX_WORKERS = 8
 DEFAULTS = Limits(memory_mb=1024)
 STARTS = 3
-"""Tries to start a worker before the question counts as unanswerable."""
+"""Attempts to start a worker before the message fails."""
 
 
 class WorkerPool(Pool[Jail]):
-    """So many jailed processes with one function; usable from any thread."""
+    """A number of jailed processes with one function. Safe to use from any thread."""
 
     def __init__(self, entry: str, limits: Limits, size: int = 0, retire_after: Callable[[Answer], bool] | None = None) -> None:
         self.entry, self.limits = entry, limits
         self.retire_after = retire_after
-        """Answers after which a worker is replaced: it may have been stopped in the middle of a change."""
+        """Selects answers after which a worker is replaced, because it may have been interrupted during a change."""
         self.replaced = 0
-        """Workers that were killed and started anew."""
+        """Number of workers that were killed and replaced."""
         super().__init__(size or max(1, min(os.cpu_count() or 1, MAX_WORKERS)))
 
     def ask(self, message: Any, limits: Limits | None = None) -> Answer:
-        """One question. Raises JailUnavailable where there is no jail."""
+        """Send one message. Raises JailUnavailable where there is no jail."""
         text, answer = json.dumps(message), Answer()
         with self.borrow_place() as place:
             for _ in range(STARTS):
@@ -52,7 +52,7 @@ class WorkerPool(Pool[Jail]):
                     continue
                 worker.questions += 1
                 answer = self._ask_worker(worker, text, limits or self.limits)
-                # A worker that has answered before may have run full of what others asked: a fresh one decides.
+                # An older worker may have failed because of earlier messages, so a fresh one decides.
                 if worker.questions == 1 or answer.problem not in ("memory", "output", "files", "crash"):
                     break
         return answer
@@ -61,20 +61,20 @@ class WorkerPool(Pool[Jail]):
         worker = Jail("worker", self.entry, self.limits, packages=find_installed_packages(), modules=find_own_packages())
         try:
             worker.stop_charging(LOAD_LIMIT_S)
-            word, *said = worker.hear()
+            word, *rest = worker.receive()
             if word != "loaded":
-                raise JailUnavailable(f"a jailed worker cannot import {self.entry}: {': '.join(map(str, said))}")
+                raise JailUnavailable(f"a jailed worker cannot import {self.entry}: {': '.join(map(str, rest))}")
         except BaseException:
             worker.close()
             raise
         return worker
 
     def _ask_worker(self, worker: Jail, text: str, limits: Limits) -> Answer:
-        """The answer of one worker, which is closed unless it can go on."""
+        """Return the answer of one worker. Closes the worker unless it can continue."""
         try:
-            worker.forget_output()
+            worker.reset_output()
             worker.charge(limits)
-            word, *said = worker.ask_raw(text)
+            word, *rest = worker.request(text)
             worker.stop_charging(float("inf"))
         except ProcessEnded as ended:
             self.replaced += 1
@@ -82,15 +82,15 @@ class WorkerPool(Pool[Jail]):
         except BaseException:
             worker.close()
             raise
-        name, message = (str(part) for part in [*said, "", ""][:2])
-        if word == "value" and len(said) == 1:
-            answer = Answer(said[0])
+        name, message = (str(part) for part in [*rest, "", ""][:2])
+        if word == "value" and len(rest) == 1:
+            answer = Answer(rest[0])
         elif name == "MemoryError":
             answer = Answer(problem="memory", detail=message)
         else:
             answer = Answer(problem="exception", detail=f"{name}: {message}")
-        # Retired: what is left of its heap may be too small, it was stopped in the middle of something, or it says more
-        # than it was asked, and the next question would get the answer to this one.
+        # Close it if its heap may be too small, it was interrupted, or it has sent more than one reply: the next message would
+        # get the wrong answer.
         if answer.problem == "memory" or worker.has_more or (self.retire_after is not None and self.retire_after(answer)):
             worker.close()
             self.replaced += 1
@@ -98,9 +98,9 @@ class WorkerPool(Pool[Jail]):
 
 
 def find_own_packages() -> dict[str, str]:
-    """The packages of this distribution by name: exactly their own folders.
+    """Return the folders of the packages in this distribution, by name.
 
-    The folder above them may be a checkout, with tests and reference answers, which no worker may see.
+    Not the folder above them, which may be a checkout with tests and reference answers.
     """
     here = Path(__file__).resolve().parents[1]
     return {name: str(here.with_name(name)) for name in ("cohort", "cohort_verify") if here.with_name(name).is_dir()}
@@ -109,5 +109,5 @@ def find_own_packages() -> dict[str, str]:
 def shared_pool(
     entry: str, limits: Limits = DEFAULTS, size: int = 0, retire_after: Callable[[Answer], bool] | None = None
 ) -> WorkerPool:
-    """The pool of this process for that function and memory limit: made on first use, closed at exit."""
+    """Return this process's pool for the function and memory limit. Pools are made on first use and closed at exit."""
     return keep_pool((entry, limits.memory_mb), lambda: WorkerPool(entry, limits, size, retire_after))

@@ -7,7 +7,7 @@ import numpy as np
 from cohort.observe.rollouts import TokenRow, append_rows, write_rollouts, write_tokens
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe, dump_recipe
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.run_index import RunIndex
 from cohort.types import UNSCORED, Completion, Outcome, Prompt, Rollout
 
 WORDS = ["seven", "eleven", "Überfall", "so it is", "therefore", "wait", "42", "\n", "<b>bold</b>", "שלום", "a\u200bb"]
@@ -80,4 +80,4 @@ def write_record(folder, step, rows):
 
 
 def find_run(root, name="one"):
-    return Shelf([root]).find(name)
+    return RunIndex([root]).find(name)

@@ -1,4 +1,4 @@
-"""The pages about groups and tokens, through the application: what they show, what they link to, what they refuse."""
+"""The pages of groups and tokens: content, links and errors."""
 
 import random
 import re
@@ -13,13 +13,13 @@ from starlette.testclient import TestClient
 
 from cohort.observe.rollouts import read_rollouts
 from cohort.tools.dashboard.app import make_app
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.run_index import RunIndex
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 
 
 class Reader(HTMLParser):
-    """Tags with attributes and text; every element that is opened is closed in order."""
+    """Parses tags and text, and checks that elements are closed in order."""
 
     VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -56,7 +56,8 @@ def root(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     evil = [make_rollout(random.Random(5), 2, 0, sample, 3, prompt=EVIL, completion=EVIL) for sample in range(3)]
     folder = make_run(root, "one", steps=6, rollouts={2: evil})
-    make_run(root, "old", steps=3, indexed=False)
+    make_run(root, "old", steps=3)
+    make_run(root, "without", steps=3, indexed=False)
     pieces = ["seven", " ", "\n", EVIL, "\u200b", "<eos>"]
     rows = [make_token_row(1, sample, 4 + sample, pieces, advantage=np.full(6, sample - 1.0)) for sample in range(4)]
     write_record(folder, 4, rows)
@@ -65,13 +66,13 @@ def root(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def client(root):
-    return TestClient(make_app(Shelf([root])), base_url="http://127.0.0.1:8600")
+    return TestClient(make_app(RunIndex([root])), base_url="http://127.0.0.1:8600")
 
 
 def read_page(client, address, status=200):
     answer = client.get(address)
     assert answer.status_code == status, answer.text
-    assert "could not be written" not in answer.text
+    assert "could not be created" not in answer.text
     reader = Reader(answer.text)
     assert not [tag for tag, attributes in reader.tags if tag == "script" and "src" not in attributes]
     assert not [name for _, attributes in reader.tags for name in attributes if name.startswith("on") or name == "style"]
@@ -83,12 +84,12 @@ PAGES = [
     "/run/one/groups", "/run/one/groups?show=completions", "/run/one/groups?filter=wrong&order=longest&show=completions&page=2",
     "/run/one/groups?find=seven", "/run/one/groups?find=nowhere", "/run/one/groups?step=2-3&filter=evidence", "/run/one/group/2/0",
     "/run/one/group/4/1?text=full", "/run/one/tokens/4/1/2", "/run/one/tokens/4/1/2?view=table", "/run/one/tokens/2/0/1?colour=logprob",
-    "/run/old/groups", "/run/old/groups?step=1", "/run/old/group/2/1", "/run/old/tokens/2/1/0",
+    "/run/without/groups", "/run/old/groups?step=1", "/run/old/group/2/1", "/run/old/tokens/2/1/0",
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("address", PAGES)
-def test_every_page_is_well_formed_holds_no_markup_of_a_model_and_links_to_pages_that_are_there(client, address):
+def test_every_page_is_well_formed_without_model_markup_and_its_links_work(client, address):
     reader = read_page(client, address)
     links = sorted({link for link in reader.links() if re.match(r"/run/[^/?]+/", link)})
     for link in random.Random(address).sample(links, min(6, len(links))):
@@ -97,14 +98,14 @@ def test_every_page_is_well_formed_holds_no_markup_of_a_model_and_links_to_pages
         assert answer.status_code == 200 or "/group/" in link, link
 
 
-def test_a_group_is_shown_by_advantage_with_everything_that_was_said_of_it(client, root):
+def test_a_group_is_sorted_by_advantage_and_shows_all_its_values(client, root):
     reader = read_page(client, "/run/one/group/4/1")
     rows = [row for row in read_rollouts(root / "one" / "rollouts" / "step-000004.parquet") if row["group"] == 1]
     wanted = sorted(rows, key=lambda row: (-row["advantage"], row["sample"]))
     shown = [attributes["id"] for tag, attributes in reader.tags if tag == "article" and "id" in attributes]
     assert shown == [f"sample-{row['sample']}" for row in wanted]
     for row in rows:
-        assert f"gold {rows[0]['gold']}" in reader.text
+        assert f"reference answer {rows[0]['reference_answer']}" in reader.text
         assert ("right" if row["success"] else "wrong") in reader.text
         if row["reward"] is not None:
             assert f"reward {row['reward']:.4g}" in reader.text
@@ -112,7 +113,7 @@ def test_a_group_is_shown_by_advantage_with_everything_that_was_said_of_it(clien
     assert "style" in reader.text
 
 
-def test_a_page_of_a_list_shows_its_rows_and_counts_all(client, root):
+def test_a_list_page_shows_its_rows_and_the_total(client, root):
     everything = [row for step in range(1, 7) for row in read_rollouts(root / "one" / "rollouts" / f"step-{step:06d}.parquet")]
     wrong = [row for row in everything if row["success"] is False]
     reader = read_page(client, "/run/one/groups?filter=wrong&show=completions")
@@ -122,23 +123,20 @@ def test_a_page_of_a_list_shows_its_rows_and_counts_all(client, root):
     assert f"/run/one/group/{first['step']}/{first['group']}#sample-{first['sample']}" in reader.links()
 
 
-def test_a_search_says_what_it_read(client, root):
+def test_a_search_reports_what_it_searched(client, root):
     reader = read_page(client, "/run/one/groups?find=ELEVEN")
     rows = [row for step in range(1, 7) for row in read_rollouts(root / "one" / "rollouts" / f"step-{step:06d}.parquet")]
     hits = [row for row in rows if "eleven" in row["completion"]]
-    assert (
-        f"{len(hits)} completions with “ELEVEN” in the prompts, completions, extracted answers and golds of {len(rows)} completions of steps 6 to 1."
-        in reader.text
-    )
-    assert "Everything in the filter was searched." in reader.text
+    searched = f"in the prompts, completions and answers of {len(rows)} completions of steps 6 to 1."
+    assert f"{len(hits)} completions with “ELEVEN” {searched} All completions of the filter were searched." in reader.text
 
 
-def test_a_search_that_is_not_done_links_to_where_it_goes_on(client, monkeypatch):
+def test_an_incomplete_search_links_to_its_continuation(client, monkeypatch):
     from cohort.tools.dashboard import groups_page
 
     monkeypatch.setitem(groups_page.PAGE_SIZE, "completions", 3)
     reader = read_page(client, "/run/one/groups?find=what&order=oldest")
-    assert "go on searching from step 1" in reader.text
+    assert "continue the search at step 1" in reader.text
     link = next(link for link in reader.links() if "at=" in link)
     again = read_page(client, link)
     assert not {one for one in reader.links() if "#sample" in one} & {one for one in again.links() if "#sample" in one}
@@ -147,26 +145,26 @@ def test_a_search_that_is_not_done_links_to_where_it_goes_on(client, monkeypatch
 @pytest.mark.parametrize(
     ("address", "words"),
     [
-        ("/run/one/group/99/0", "step 99 are not kept"),
-        ("/run/one/group/4/77", "Step 4 has groups 0 to 5, and no group 77."),
-        ("/run/one/group/x/0", "a whole number belongs there"),
-        ("/run/one/groups?step=abc", "a step belongs there"),
+        ("/run/one/group/99/0", "step 99 are not saved"),
+        ("/run/one/group/4/77", "Step 4 has groups 0 to 5, but no group 77."),
+        ("/run/one/group/x/0", "give a whole number"),
+        ("/run/one/groups?step=abc", "give a step such as 12"),
         ("/run/one/tokens/4/1/9", "has completions 0 to 3"),
-        ("/run/nobody/groups", "no run of this name"),
+        ("/run/nobody/groups", "no run with this name"),
     ],
 )
-def test_what_is_not_there_is_said(client, address, words):
+def test_a_missing_item_is_reported(client, address, words):
     assert words in read_page(client, address, 404).text
 
 
-def test_without_an_index_the_page_says_what_that_means(client):
-    assert "to filter and search all steps at once the index is needed" in read_page(client, "/run/old/groups").text
-    reader = read_page(client, "/run/old/group/2/1")
-    assert "/run/old/group/1/1" in reader.links()
-    assert "/run/old/group/3/1" in reader.links()
+def test_a_missing_index_is_reported(client):
+    assert "rollouts/index.bin) is missing or empty" in read_page(client, "/run/without/groups").text
+    assert "rollouts/index.bin) is missing or empty" in read_page(client, "/run/without/group/2/1", 404).text
+    links = read_page(client, "/run/old/group/2/1").links()
+    assert {"/run/old/group/1/1", "/run/old/group/3/1"} <= set(links)
 
 
-def test_the_tokens_of_a_record_are_coloured_by_what_the_address_says(client):
+def test_recorded_tokens_are_coloured_by_the_column_in_the_address(client):
     reader = read_page(client, "/run/one/tokens/4/1/2?colour=advantage")
     styles = [
         attributes["class"] for tag, attributes in reader.tags if tag == "span" and attributes.get("class", "").startswith("t ")
@@ -188,17 +186,17 @@ def test_the_numbers_for_the_script_are_those_of_the_record(client):
     assert numbers["pieces"][1] == "“␣”"
 
 
-def test_a_completion_without_a_record_says_what_is_missing_and_which_key_records_it(client):
+def test_without_a_record_missing_columns_and_the_recipe_key_are_named(client):
     text = read_page(client, "/run/old/tokens/2/1/0").text
     assert "Not recorded: ratio, clipped, KL (k3), entropy, gradient coefficient." in text
     assert "monitors.tokens_every" in text
 
 
-def test_a_long_completion_is_shown_whole_up_to_ten_thousand_tokens_and_then_in_parts(tmp_path):
+def test_a_long_completion_is_split_after_ten_thousand_tokens(tmp_path):
     rng = random.Random(1)
     words = " ".join(rng.choice(["one", "two", "three"]) for _ in range(10_500))
     make_run(tmp_path, "long", steps=1, rollouts={1: [make_rollout(rng, 1, 0, 0, 1, completion=words)]})
-    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    client = TestClient(make_app(RunIndex([tmp_path])), base_url="http://127.0.0.1:8600")
     first, second = (read_page(client, f"/run/long/tokens/1/0/0{query}") for query in ("", "?at=10400"))
     assert sum(attributes.get("class", "").startswith("t ") for tag, attributes in first.tags if tag == "span") == 10_000 + 7
     assert sum(attributes.get("class", "").startswith("t ") for tag, attributes in second.tags if tag == "span") == 500 + 7
@@ -207,10 +205,10 @@ def test_a_long_completion_is_shown_whole_up_to_ten_thousand_tokens_and_then_in_
     assert (numbers["first"], len(numbers["ids"])) == (10_000, 500)
 
 
-def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
+def test_a_broken_file_is_reported_without_its_path(tmp_path):
     folder = make_run(tmp_path, "torn", steps=3, rollouts={2: make_step(random.Random(0), 2)})
     folder.rollouts_file(2).write_bytes(folder.rollouts_file(2).read_bytes()[: 1 << 9])
-    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600", raise_server_exceptions=False)
+    client = TestClient(make_app(RunIndex([tmp_path])), base_url="http://127.0.0.1:8600", raise_server_exceptions=False)
     reader = read_page(client, "/run/torn/groups")
     assert "rollouts/step-000002.parquet cannot be read" in reader.text
     for place in ("group/2/0", "tokens/2/0/0"):
@@ -220,26 +218,26 @@ def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
         assert str(tmp_path) not in answer.text
 
 
-def test_a_completion_that_a_finding_names_says_which(tmp_path):
+def test_a_completion_named_by_a_finding_shows_it(tmp_path):
     folder = make_run(tmp_path, "named", steps=2)
     event = '{"time": 1, "step": 2, "kind": "finding", "name": "x", "what": "Copies are <b>paid</b>.", "rows": [[2, 5], [1, 0], "odd", [2]]}'
     folder.events_file.write_text(f'{event}\n{{"kind": "finding", "rows": 7}}\nnot json\n')
-    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    client = TestClient(make_app(RunIndex([tmp_path])), base_url="http://127.0.0.1:8600")
     assert "Evidence: Copies are <b>paid</b>." in read_page(client, "/run/named/group/2/1").text  # row 5 is in group 1
     assert "Evidence:" not in read_page(client, "/run/named/group/2/0").text
     assert "Evidence:" in read_page(client, "/run/named/group/1/0").text
 
 
-def test_groups_with_recorded_tokens_are_found_and_tables_are_files(client):
+def test_groups_with_recorded_tokens_are_listed_and_tables_download(client):
     reader = read_page(client, "/run/one/groups?step=4")
-    assert "Single tokens are recorded in step 4" in reader.text
+    assert "Token data is recorded for step 4" in reader.text
     assert reader.text.count("tokens recorded") == 1
-    lines = client.get("/csv/run/one/group/4/1?item=the-group-in-numbers").text.splitlines()
-    assert lines[0] == "completion,verdict,reward,correct,style,advantage,tokens,extracted,end"
+    lines = client.get("/csv/run/one/group/4/1?item=the-group-as-a-table").text.splitlines()
+    assert lines[0] == "completion,verdict,reward,correct,style,advantage,tokens,answer,end"
     assert len(lines) == 1 + 4
     files = [link for link in read_page(client, "/run/one/tokens/4/1/2?view=table").links() if link.startswith("/csv")]
     lines = client.get(files[0]).text.splitlines()
-    assert lines[0].startswith("place,token,id,advantage,ratio,clipped,KL (k3),entropy,log-prob,gradient coefficient,")
+    assert lines[0].startswith("position,token,id,advantage,ratio,clipped,KL (k3),entropy,log-prob,gradient coefficient,")
     assert lines[1].startswith("1,")  # as the page says: token 1 of so many
     assert len(lines) == 1 + 6
 
@@ -266,24 +264,23 @@ def replace_column(table, name, values):
 
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("kind", STRANGE)
-def test_a_file_of_a_stranger_costs_a_sentence_and_never_the_page(tmp_path, kind, indexed):
+def test_a_malformed_file_never_breaks_the_page(tmp_path, kind, indexed):
     folder = make_run(tmp_path, "strange", steps=1, indexed=indexed)
     with folder.rollouts_file(1).open("rb") as stream:
         table = pq.read_table(stream)
     pq.write_table(STRANGE[kind](table), folder.rollouts_file(1))
     pq.write_table(pa.table({"group": [1], "sample": [0], "pieces": [7]}), folder.tokens_file(1))
-    client = TestClient(make_app(Shelf([tmp_path])), base_url="http://127.0.0.1:8600")
+    client = TestClient(make_app(RunIndex([tmp_path])), base_url="http://127.0.0.1:8600")
     places = (
         "groups",
         "groups?show=completions",
         "groups?find=seven",
         "group/1/0",
-        "prompt/3",
         "tokens/1/0/0",
         "tokens/1/0/0?view=table",
     )
     for address in [f"/run/strange/{place}" for place in places]:
         answer = client.get(address)
         assert answer.status_code in (200, 404), address
-        assert "could not be written" not in answer.text, address
+        assert "could not be created" not in answer.text, address
     assert client.get("/data/run/strange/tokens/1/0/0").status_code in (200, 404)

@@ -1,4 +1,4 @@
-"""Filters, orders, pages, search and pairs over the row index, against brute force over the parquet files themselves."""
+"""Filters, orders, pages and search over the row index, against brute force over the parquet files themselves."""
 
 import random
 import time
@@ -11,7 +11,7 @@ from made_runs import find_run, make_rollout, make_run
 from cohort.errors import NotFound, RunError
 from cohort.observe.rollouts import ROW, fill_rows, list_kept_steps, read_rollouts
 from cohort.tools.dashboard import group_queries as queries
-from cohort.tools.dashboard import step_files, text_search
+from cohort.tools.dashboard import groups_page, step_files
 from cohort.tools.dashboard.step_files import find_step_file, read_step_rows
 
 
@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 
 
 def read_all(run):
-    """Every completion of the run, row by row, with its place in the step's file: the slow twin of the index."""
+    """Every completion of the run, row by row, with its position in the step's file: the reference implementation of the index."""
     return [
         {**row, "row": place}
         for step in list_kept_steps(run.folder.rollouts)
@@ -56,7 +56,7 @@ def test_a_filter_keeps_what_brute_force_over_the_files_keeps(made, name, steps)
         for row in slow
         if SLOW_FILTERS[name](slow, row) and (not steps or steps[0] <= row["step"] <= steps[1])
     ]
-    rows = queries.load_rows(made).rows
+    rows = queries.load_rows(made)[0]
     found = rows[queries.match_rows(rows, name, steps)]
     assert list(zip(found["step"].tolist(), found["row"].tolist(), strict=True)) == wanted
     assert queries.count_filters(rows, steps)[name] == len(wanted)
@@ -70,7 +70,7 @@ def test_pages_in_an_order_are_the_slices_of_the_whole_sorted_list(made, order):
     slow = read_all(made)
     key = {"longest": "length"}.get(order, order)
     whole = sorted(slow, key=lambda row: -np.inf if row[key] is None else row[key], reverse=True)
-    rows = queries.load_rows(made).rows
+    rows = queries.load_rows(made)[0]
     matches = queries.match_rows(rows, "all", None)
     seen = []
     for page in range(1, 12):
@@ -83,8 +83,8 @@ def test_pages_in_an_order_are_the_slices_of_the_whole_sorted_list(made, order):
     assert len(set(seen)) == len(slow)
 
 
-def test_newest_and_oldest_are_each_other_turned_round(made):
-    rows = queries.load_rows(made).rows
+def test_newest_first_is_the_reverse_of_oldest_first(made):
+    rows = queries.load_rows(made)[0]
     matches = queries.match_rows(rows, "wrong", None)
     newest, oldest = (
         [place for page in range(1, 30) for place in queries.list_places(rows, matches, order, False, page, 13).places.tolist()]
@@ -96,7 +96,7 @@ def test_newest_and_oldest_are_each_other_turned_round(made):
 
 
 @pytest.mark.parametrize("order", queries.ORDERS)
-def test_groups_are_listed_once_where_they_hold_a_match_and_by_their_foremost_one(made, order):
+def test_groups_are_listed_once_and_sorted_by_their_first_match(made, order):
     slow = read_all(made)
     wrong = [row for row in slow if row["success"] is False]
     key = {"longest": "length", "newest": "step", "oldest": "step"}.get(order, order)
@@ -104,9 +104,9 @@ def test_groups_are_listed_once_where_they_hold_a_match_and_by_their_foremost_on
     for row in wrong:
         place = (row["step"], row["group"])
         best[place] = max(best.get(place, -np.inf), row[key])
-    rows = queries.load_rows(made).rows
+    rows = queries.load_rows(made)[0]
     part = queries.list_places(rows, queries.match_rows(rows, "wrong", None), order, True, 1, 1000)
-    found = [(one.step, one.group) for one in queries.measure_groups(rows, part.places)]
+    found = [(int(one["step"][0]), int(one["group"][0])) for one in queries.split_groups(rows, part.places)]
     assert sorted(found) == sorted(best)
     values = [best[place] for place in found]
     assert values == sorted(values, reverse=order != "oldest")
@@ -114,19 +114,22 @@ def test_groups_are_listed_once_where_they_hold_a_match_and_by_their_foremost_on
 
 def test_the_numbers_of_a_group_are_those_of_its_rows(made):
     slow = read_all(made)
-    rows = queries.load_rows(made).rows
-    measured = queries.measure_groups(rows, queries.find_group_starts(rows))
-    for one, (_, members) in zip(measured, groupby(slow, key=lambda row: (row["step"], row["group"])), strict=True):
+    rows = queries.load_rows(made)[0]
+    _, lines, _ = groups_page.tabulate_groups(made, queries.split_groups(rows, queries.find_group_starts(rows)))
+    for line, (_, members) in zip(lines, groupby(slow, key=lambda row: (row["step"], row["group"])), strict=True):
         members = list(members)
         rewards = [row["reward"] for row in members if row["reward"] is not None]
-        assert (one.step, one.group) == (members[0]["step"], members[0]["group"])
-        assert one.first_row == members[0]["row"]
-        assert one.right == sum(row["success"] is True for row in members)
-        assert one.judged == sum(row["success"] is not None for row in members)
-        assert one.mean == pytest.approx(np.mean(rewards)) if rewards else np.isnan(one.mean)
-        assert one.std == pytest.approx(np.std(rewards)) if rewards else np.isnan(one.std)
-        assert one.longest == max(row["length"] for row in members)
-        assert one.cut == sum(row["end"] == "length" for row in members)
+        judged, cut = sum(row["success"] is not None for row in members), sum(row["end"] == "length" for row in members)
+        assert [cell.text for cell in line if cell is not line[2]] == [
+            str(members[0]["step"]),
+            f"group {members[0]['group']}",
+            f"{sum(row['success'] is True for row in members)} of {judged}" if judged else "not judged",
+            f"{np.mean(rewards):.4g}" if rewards else "–",
+            f"{np.std(rewards):.4g}" if rewards else "–",
+            str(max(row["length"] for row in members)),
+        ]
+        assert line[2].text == groups_page.snip(members[0]["prompt"])
+        assert line[6].note == (f"{cut} truncated" if cut else "")
 
 
 @pytest.mark.parametrize(("text", "steps"), [("", None), ("12", (12, 12)), ("10-20", (10, 20))])
@@ -135,46 +138,34 @@ def test_steps_are_read_from_the_address(text, steps):
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-3", "1-2-3", "٣", "1" * 12])
-def test_a_step_that_is_none_is_said(text):
-    with pytest.raises(RunError, match="step: "):
+def test_an_invalid_step_is_refused(text):
+    with pytest.raises(NotFound, match="step: "):
         queries.parse_steps(text)
 
 
-# -- without an index, and with a strange one --------------------------------------------------------------------------
+# -- without an index, and with a damaged one --------------------------------------------------------------------------
 
 
-def test_without_an_index_one_step_is_answered_as_the_index_would(tmp_path):
-    make_run(tmp_path, "with", seed=3)
-    make_run(tmp_path, "without", seed=3, indexed=False)
-    whole = queries.load_rows(find_run(tmp_path, "with")).rows
-    for step in (None, 2):
-        loaded = queries.load_rows(find_run(tmp_path, "without"), step)
-        wanted = whole[whole["step"] == (step or 8)].copy()
-        wanted["flags"] &= ~np.uint8(4)  # which rows a finding names stands nowhere else
-        assert loaded.rows.tobytes() == wanted.tobytes()
-        assert f"step {step or 8} alone" in loaded.note
-        assert "Steps 1 to 8 are kept" in loaded.note
-    assert "not kept" in queries.load_rows(find_run(tmp_path, "without"), 99).note
+def test_a_missing_or_empty_index_is_reported(tmp_path):
+    folder = make_run(tmp_path, indexed=False)
+    rows, note = queries.load_rows(find_run(tmp_path))
+    assert len(rows) == 0
+    assert "rollouts/index.bin) is missing or empty" in note
+    folder.index_file.write_bytes(b"")
+    assert "is missing or empty" in queries.load_rows(find_run(tmp_path))[1]
+    for step in range(1, 9):
+        folder.rollouts_file(step).unlink()
+    assert "monitors.rollouts_every" in queries.load_rows(find_run(tmp_path))[1]
 
 
-def test_a_step_that_the_index_lacks_is_read_from_its_file(tmp_path):
-    folder = make_run(tmp_path, steps=4)
-    records = np.fromfile(folder.index_file, ROW)
-    folder.index_file.write_bytes(records[records["step"] > 2].tobytes())
-    loaded = queries.load_rows(find_run(tmp_path), 1)
-    assert set(loaded.rows["step"].tolist()) == {1}
-    assert "does not hold step 1" in loaded.note
-    assert queries.load_rows(find_run(tmp_path), 3).note == ""
-
-
-def test_a_torn_index_and_one_of_noise_cost_no_page(tmp_path):
+def test_a_torn_index_and_a_random_one_break_no_page(tmp_path):
     folder = make_run(tmp_path, steps=2)
     whole = folder.index_file.read_bytes()
     folder.index_file.write_bytes(whole + b"torn")
-    assert queries.load_rows(find_run(tmp_path)).rows.tobytes() == whole
+    assert queries.load_rows(find_run(tmp_path))[0].tobytes() == whole
     noise = np.random.default_rng(0).integers(0, 256, 41 * 5000, np.uint8).tobytes()
     folder.index_file.write_bytes(noise)
-    rows = queries.load_rows(find_run(tmp_path)).rows
+    rows = queries.load_rows(find_run(tmp_path))[0]
     assert len(rows) == 5000
     for order in queries.ORDERS:
         for by_groups in (False, True):
@@ -183,16 +174,16 @@ def test_a_torn_index_and_one_of_noise_cost_no_page(tmp_path):
             assert len(part.places) == 25
 
 
-def test_of_an_index_without_end_the_newest_records_are_read(tmp_path, monkeypatch):
+def test_only_the_newest_records_of_a_huge_index_are_read(tmp_path, monkeypatch):
     folder = make_run(tmp_path, steps=4)
     monkeypatch.setattr(queries, "MAX_RECORDS", 30)
-    loaded = queries.load_rows(find_run(tmp_path))
+    rows, note = queries.load_rows(find_run(tmp_path))
     whole = np.fromfile(folder.index_file, ROW)
-    assert loaded.rows.tobytes() == whole[-30:].tobytes()
-    assert f"first {len(whole) - 30} completions" in loaded.note
+    assert rows.tobytes() == whole[-30:].tobytes()
+    assert f"first {len(whole) - 30} completions" in note
 
 
-def test_a_file_that_leads_out_of_the_runs_is_not_opened(tmp_path):
+def test_a_link_out_of_the_runs_is_not_opened(tmp_path):
     folder = make_run(tmp_path / "inside", steps=2)
     elsewhere = tmp_path / "secret.parquet"
     folder.rollouts_file(1).rename(elsewhere)
@@ -220,7 +211,7 @@ def test_a_column_too_large_for_a_page_is_refused_by_name(made):
     assert str(made.folder.root) not in str(problem.value)
 
 
-def test_a_broken_file_is_a_sentence_without_a_path(tmp_path):
+def test_the_error_of_a_broken_file_contains_no_path(tmp_path):
     folder = make_run(tmp_path, steps=1)
     folder.rollouts_file(1).write_bytes(folder.rollouts_file(1).read_bytes()[:-200])
     with pytest.raises(RunError, match=r"rollouts/step-000001\.parquet cannot be read") as problem:
@@ -235,18 +226,18 @@ def search_slowly(run, wanted):
     return [
         (row["step"], row["row"])
         for row in read_all(run)
-        if any(wanted.lower() in str(row[name]).lower() for name in text_search.SEARCHED if row[name] is not None)
+        if any(wanted.lower() in str(row[name]).lower() for name in step_files.SEARCHED if row[name] is not None)
     ]
 
 
 @pytest.mark.parametrize("wanted", ["seven", "ÜBERFALL", "what is 3", "</B>", "שלום", "\u200b", "(", "nowhere"])
 @pytest.mark.parametrize("newest", [True, False])
-def test_search_finds_what_brute_force_finds_and_goes_on_where_it_stopped(made, wanted, newest):
-    rows = queries.load_rows(made).rows
+def test_search_equals_brute_force_and_continues_where_it_stopped(made, wanted, newest):
+    rows = queries.load_rows(made)[0]
     matches = queries.match_rows(rows, "all", None)
     found, start = [], None
     for _ in range(200):
-        part = text_search.search_texts(made, rows, matches, wanted, newest=newest, start=start, most=7)
+        part = step_files.search_texts(made, rows, matches, wanted, newest=newest, start=start, most=7)
         assert len(part.places) <= 7
         found += part.places
         start = part.go_on
@@ -257,11 +248,11 @@ def test_search_finds_what_brute_force_finds_and_goes_on_where_it_stopped(made, 
     assert places == sorted(places, reverse=newest)
 
 
-def test_search_stops_at_its_cpu_time_and_says_what_it_read(made, monkeypatch):
-    rows = queries.load_rows(made).rows
+def test_search_stops_at_its_time_limit_and_reports_what_it_read(made, monkeypatch):
+    rows = queries.load_rows(made)[0]
     clock = iter(np.arange(0.0, 1000.0, 0.3))
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
-    part = text_search.search_texts(
+    part = step_files.search_texts(
         made, rows, queries.match_rows(rows, "all", None), "nowhere", newest=True, start=None, most=5, budget_s=0.7
     )
     assert part.steps_read == [8, 7, 6]
@@ -269,21 +260,21 @@ def test_search_stops_at_its_cpu_time_and_says_what_it_read(made, monkeypatch):
     assert int(rows["step"][part.go_on]) == 5
 
 
-def test_search_opens_only_steps_that_the_filter_leaves(made, monkeypatch):
-    rows = queries.load_rows(made).rows
+def test_search_opens_only_steps_that_match_the_filter(made, monkeypatch):
+    rows = queries.load_rows(made)[0]
     opened = []
-    real = text_search.find_step_file
-    monkeypatch.setattr(text_search, "find_step_file", lambda run, step: opened.append(step) or real(run, step))
-    text_search.search_texts(made, rows, queries.match_rows(rows, "all", (3, 4)), "seven", newest=False, start=None, most=1000)
+    real = step_files.find_step_file
+    monkeypatch.setattr(step_files, "find_step_file", lambda run, step: opened.append(step) or real(run, step))
+    step_files.search_texts(made, rows, queries.match_rows(rows, "all", (3, 4)), "seven", newest=False, start=None, most=1000)
     assert opened == [3, 4]
 
 
-def test_a_step_that_cannot_be_read_is_said_and_the_search_goes_on(tmp_path):
+def test_an_unreadable_step_is_reported_and_the_search_continues(tmp_path):
     folder = make_run(tmp_path, steps=3)
     folder.rollouts_file(2).write_bytes(b"PAR1 nothing of the kind PAR1")
     run = find_run(tmp_path)
-    rows = queries.load_rows(run).rows
-    part = text_search.search_texts(
+    rows = queries.load_rows(run)[0]
+    part = step_files.search_texts(
         run, rows, queries.match_rows(rows, "all", None), "what", newest=False, start=None, most=1000
     )
     assert {int(rows["step"][place]) for place in part.places} == {1, 3}
@@ -310,7 +301,7 @@ def test_a_million_completions_are_filtered_and_sorted_in_two_seconds_of_cpu():
     matches = queries.match_rows(rows, "wrong_rewarded", None)
     for by_groups in (False, True):
         part = queries.list_places(rows, matches, "longest", by_groups, 100, 25)
-    queries.measure_groups(rows, part.places)
+    queries.split_groups(rows, part.places)
     assert time.process_time() - began < 2.0
 
 
@@ -318,26 +309,16 @@ def test_the_duplicates_of_the_index_are_those_of_equal_tokens():
     rng = random.Random(0)
     rollouts = [make_rollout(rng, 1, 0, sample, 1, completion=text) for sample, text in enumerate(["a b", "a b", "c", "a b"])]
     rows = fill_rows({"group": [0] * 4, "step": [1] * 4}, [one.completion.token_ids for one in rollouts])
-    assert queries.FILTERS["duplicates"].keep(rows).tolist() == [False, True, False, True]
+    assert queries.FILTERS["duplicates"][2](rows).tolist() == [False, True, False, True]
 
 
-def test_a_list_opens_the_file_of_a_step_once_however_many_of_its_rows_are_shown(made, monkeypatch):
-    from cohort.tools.dashboard import listing
-
+def test_a_list_opens_each_step_file_once(made, monkeypatch):
     opened = []
-    real = listing.find_step_file
-    monkeypatch.setattr(listing, "find_step_file", lambda run, step: opened.append(step) or real(run, step))
-    rows = queries.load_rows(made).rows
-    _, lines, problems = listing.tabulate_completions(made, rows[rows["step"] >= 7][::-1])
+    real = groups_page.find_step_file
+    monkeypatch.setattr(groups_page, "find_step_file", lambda run, step: opened.append(step) or real(run, step))
+    rows = queries.load_rows(made)[0]
+    _, lines, problems = groups_page.tabulate_completions(made, rows[rows["step"] >= 7][::-1])
     assert sorted(opened) == [7, 8]
     slow = [row for row in read_all(made) if row["step"] >= 7][::-1]
-    assert [line[3].text for line in lines] == [listing.snip(row["completion"]) for row in slow]
+    assert [line[3].text for line in lines] == [groups_page.snip(row["completion"]) for row in slow]
     assert problems == []
-
-
-def test_a_run_without_an_index_whose_file_is_broken_says_so(tmp_path):
-    folder = make_run(tmp_path, steps=1, indexed=False)
-    folder.rollouts_file(1).write_bytes(b"nothing")
-    loaded = queries.load_rows(find_run(tmp_path))
-    assert len(loaded.rows) == 0
-    assert "rollouts/step-000001.parquet cannot be read" in loaded.note

@@ -1,4 +1,4 @@
-"""A group of a run under every algorithm: by hand, and for the run's own algorithm against what the run wrote down while it trained."""
+"""A group of a run under every algorithm: by hand, and for the run's own algorithm compared with the recorded values."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from cohort.algorithms.named import NAMED, PRESETS
-from cohort.observe.rollouts import list_token_steps
+from cohort.observe.rollouts import ROW, list_token_steps
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.tools.dashboard.lab.algorithms import (
     OWN,
@@ -20,11 +21,10 @@ from cohort.tools.dashboard.lab.algorithms import (
     apply_algorithms,
     count_agreeing,
 )
-from cohort.tools.dashboard.lab.answers import answer_station
-from cohort.tools.dashboard.lab.own_group import answer_run, load_record
-from cohort.tools.dashboard.lab.pages import load_stations
-from cohort.tools.dashboard.lab.same import FINDERS, find_same, read_recorded
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.lab.run_examples import FINDERS, find_example, read_recorded
+from cohort.tools.dashboard.lab.run_station import answer_run, load_record
+from cohort.tools.dashboard.lab.stations import answer_station, load_stations
+from cohort.tools.dashboard.run_index import RunIndex
 from cohort.tools.dashboard.view import View
 from session_tools import train_tiny
 
@@ -39,7 +39,7 @@ def make_row(place: int, reward: float | None, length: int) -> dict:
 
 
 def make_record(rewards=(1.0, 0.0, 1.0, 1.0), tokens=None, **settings) -> GroupRecord:
-    """Two groups of two; the first is looked at. tokens: columns of the token record of its completions, by their place."""
+    """Two groups of two; the first is the one shown. tokens: columns of the token record of its completions, by their place."""
     rows = [make_row(place, reward, length) for place, (reward, length) in enumerate(zip(rewards, LENGTHS, strict=True))]
     ids = {place: (list(range(5, 5 + LENGTHS[place])), [-1.0] * LENGTHS[place], [3]) for place in (0, 1)}
     entries = {
@@ -82,17 +82,17 @@ def test_without_tokens_the_coefficient_is_the_advantage():
     assert found["dr_grpo"].weights[1] == pytest.approx(1 / 32)
 
 
-def test_what_no_record_can_give_is_said():
+def test_missing_inputs_are_reported():
     missing = {one.name: one.missing for one in apply_algorithms(make_record()) if one.missing}
     assert set(missing) == {"ppo", "opd", "sft", "dpo"}
     assert "critic" in missing["ppo"]
     assert "teacher" in missing["opd"]
     assert "demonstrations" in missing["sft"]
     assert "reference" in missing["dpo"]
-    assert "keeps no log-probs of a reference" in " ".join(apply("grpo", make_record()).notes)
+    assert "recorded no reference log-probs" in " ".join(apply("grpo", make_record()).notes)
 
 
-def test_an_algorithm_that_cannot_be_computed_again_is_shown_as_the_run_wrote_it_down():
+def test_an_algorithm_that_cannot_be_computed_again_shows_recorded_values():
     """A critic's values are in no file; functions of the user's own are never imported."""
     columns = {"coefficient": [0.5, -0.25], "weight": [0.125, 0.125], "clipped": [0, 1], "policy_logprob": [-1.0, -1.0]}
     for own in (AlgorithmConfig(name="ppo"), AlgorithmConfig(name="reinforce++"), None):
@@ -100,13 +100,13 @@ def test_an_algorithm_that_cannot_be_computed_again_is_shown_as_the_run_wrote_it
         first = apply_algorithms(record)[0]
         assert (first.name, first.missing) == (OWN, "")
         assert (first.coefficients[0], first.weights[0], first.cut[0]) == ([0.5, -0.25], 0.125, [1])
-        assert "the run wrote down" in first.notes[0]
+        assert "as recorded by the run" in first.notes[0]
     without = apply_algorithms(make_record(algorithm=AlgorithmConfig(name="ppo")))[0]
     assert "critic" in without.missing
     assert [one.name for one in apply_algorithms(make_record())] == list(PRESETS)
 
 
-def test_a_ratio_beyond_the_region_is_silenced_by_some():
+def test_a_ratio_outside_the_region_is_silenced_by_some_algorithms():
     """The first completion was right, and its first token is 1.5 times as likely by now."""
     moved = {"policy_logprob": [-1.0 + math.log(1.5), -1.0], "old_logprob": [-1.0, -1.0]}
     record = make_record(tokens={0: moved, 1: {"policy_logprob": [-1.0] * 4, "old_logprob": [-1.0] * 4}})
@@ -143,7 +143,7 @@ def test_a_completion_without_a_score_is_not_pushed():
     assert list(found.coefficients[1]) == [0.0] * 4
 
 
-def test_the_runs_own_overlong_penalty_is_taken_out_and_dapo_adds_its_own():
+def test_the_runs_overlong_penalty_is_removed_and_dapo_adds_its_own():
     """Of at most 8 tokens, the last fifth costs: none of these reach it; the run's own penalty of -1 is not of any other algorithm."""
     record = make_record()
     rows = [dict(row) for row in record.rows]
@@ -177,12 +177,12 @@ TWICE_TWO = {
 def trained(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param) / "runs"
     run = train_tiny(folder, **TWICE_TWO, **{"algorithm.name": request.param})
-    return Shelf([Path(run.folder).parent]), Path(run.folder).name
+    return RunIndex([Path(run.folder).parent]), Path(run.folder).name
 
 
-def test_for_the_runs_own_algorithm_every_coefficient_is_the_one_it_wrote_down(trained):
-    shelf, name = trained
-    run, compared = shelf.find(name), 0
+def test_the_runs_own_coefficients_equal_the_recorded_ones(trained):
+    run_index, name = trained
+    run, compared = run_index.find(name), 0
     for step in list_token_steps(run.folder.rollouts):
         for group in range(6):
             record, _ = load_record(run, step, group)
@@ -199,33 +199,33 @@ def test_for_the_runs_own_algorithm_every_coefficient_is_the_one_it_wrote_down(t
 
 
 def test_the_answer_of_the_station_for_a_trained_run(trained):
-    shelf, name = trained
-    answer = answer_run(shelf, View("/lab/run", {}, [("run", name)]))
+    run_index, name = trained
+    answer = answer_run(run_index, View("/lab/run", {}, [("run", name)]))
     assert [one["name"] for one in answer["algorithms"]] == [OWN, *PRESETS]
     assert len(answer["pieces"]) == len(answer["algorithms"][0]["coefficients"])
     assert answer["right"] in (0, 1, 2)
     assert answer["others"] == len([one for one in answer["algorithms"][2:] if not one["missing"]])
     asked = View("/lab/run", {}, [("run", name), ("step", "999")])
-    assert "step 999" in answer_run(shelf, asked)["problem"]
+    assert "step 999" in answer_run(run_index, asked)["problem"]
     asked = View("/lab/run", {}, [("run", name), ("group", "77")])
-    assert "no group 77" in answer_run(shelf, asked)["problem"]
+    assert "no group 77" in answer_run(run_index, asked)["problem"]
 
 
 # -- the same in your run --------------------------------------------------------------------------------------------------
 
 
-def find(shelf: Shelf, station: str, run: str) -> dict:
-    return find_same(shelf, View(f"/lab/{station}/run", {"station": station}, [("run", run)]))
+def find(run_index: RunIndex, station: str, run: str) -> dict:
+    return find_example(run_index, View(f"/lab/{station}/run", {"station": station}, [("run", run)]))
 
 
-def test_every_station_finds_its_like_in_a_trained_run(trained):
-    shelf, name = trained
-    found = {station: find(shelf, station, name) for station in FINDERS}
+def test_every_station_has_an_example_in_a_trained_run(trained):
+    run_index, name = trained
+    found = {station: find(run_index, station, name) for station in FINDERS}
     assert set(found) == set(load_stations()) - {"run"}
     for station, one in found.items():
         assert one["run"] == name
         words = {key: str(value) for key, value in one.get("set", {}).items()}
-        answer = answer_station(shelf, View("", {"station": station}, list(words.items())))
+        answer = answer_station(run_index, View("", {"station": station}, list(words.items())))
         assert "problem" not in answer, f"what is put into the picture of {station} makes sense there: {answer}"
     rewards = [float(entry) for entry in found["group"]["set"]["rewards"].split(",")]
     assert len(set(rewards)) > 1
@@ -237,31 +237,34 @@ def test_every_station_finds_its_like_in_a_trained_run(trained):
     assert [row[0] for row in found["kl"]["table"]["rows"]] == list(NAMED["kl"]) if "table" in found["kl"] else True
 
 
-def test_tokens_silenced_on_a_real_step_are_those_the_run_counted(trained):
+def test_silenced_tokens_equal_the_recorded_ones(trained):
     """Of region clip with the recipe's 0.2: the recorded `clipped` of the newest step."""
-    shelf, name = trained
-    run = shelf.find(name)
+    run_index, name = trained
+    run = run_index.find(name)
     step, rows = read_recorded(run)
     if load_record(run, step, rows[0]["group"])[0].settings.algorithm.region == "clip":
         counted = sum(bool(mark) for row in rows for mark in row["clipped"])
-        table = {row[0]: row for row in find(shelf, "clip", name)["table"]["rows"]}
+        table = {row[0]: row for row in find(run_index, "clip", name)["table"]["rows"]}
         assert table["clip"][1].startswith(f"{counted} of ")
 
 
-def test_an_empty_shelf_and_broken_files_are_answered_in_words(tmp_path):
-    empty = Shelf([tmp_path / "none"])
-    assert "cohort train" in find_same(empty, View("", {"station": "group"}))["sentence"]
+def test_missing_runs_and_broken_files_give_messages(tmp_path):
+    empty = RunIndex([tmp_path / "none"])
+    assert "cohort train" in find_example(empty, View("", {"station": "group"}))["sentence"]
     assert "cohort train" in answer_run(empty, View("", {}))["problem"]
     run = tmp_path / "runs" / "torn"
     (run / "rollouts").mkdir(parents=True)
     (run / "recipe.toml").write_text("name = 'torn'\n[sampling]\nmax_completion_tokens = 8\n", encoding="utf-8")
     (run / "metrics.jsonl").write_text('{"step": 1}\n{"ste', encoding="utf-8")
-    for file in ("index.bin", "step-000001.parquet", "step-000001.tokens.parquet"):
+    for file in ("step-000001.parquet", "step-000001.tokens.parquet"):
         (run / "rollouts" / file).write_bytes(b"PAR1 and then nothing")
-    shelf = Shelf([tmp_path / "runs"])
+    records = np.zeros(4, ROW)
+    records["step"], records["sample"], records["row"] = 1, range(4), range(4)
+    (run / "rollouts" / "index.bin").write_bytes(records.tobytes())
+    run_index = RunIndex([tmp_path / "runs"])
     for station in FINDERS:
-        assert str(tmp_path) not in find(shelf, station, "torn")["sentence"]
-    answer = answer_run(shelf, View("", {}, [("run", "torn")]))
+        assert str(tmp_path) not in find(run_index, station, "torn")["sentence"]
+    answer = answer_run(run_index, View("", {}, [("run", "torn")]))
     assert answer["runs"] == [["torn", "torn"]]
     assert "cannot be read" in answer["problem"]
     assert str(tmp_path) not in answer["problem"]

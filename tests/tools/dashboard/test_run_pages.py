@@ -1,4 +1,4 @@
-"""The pages of runs: what they say of a run in any state, that their files hold the run's own numbers, and that nothing outside is read."""
+"""The pages of runs in any state, their downloads, and that nothing outside the given folders is read."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from cohort.observe.report.page import render_report
 from cohort.recipe.file import build_recipe, dump_recipe
 from cohort.tools.dashboard import pace
 from cohort.tools.dashboard.app import make_app
-from cohort.tools.dashboard.downloads import guard_cell
-from cohort.tools.dashboard.shelf import Shelf
+from cohort.tools.dashboard.rendering import guard_cell
+from cohort.tools.dashboard.run_index import RunIndex
 
 OLD = Path(__file__).parents[2] / "data" / "runs_of_version_0"
 
 
 def open_dashboard(*folders: Path) -> TestClient:
-    return TestClient(make_app(Shelf(folders)), base_url="http://127.0.0.1:8600")
+    return TestClient(make_app(RunIndex(folders)), base_url="http://127.0.0.1:8600")
 
 
 def write_run(root: Path, name: str = "one", steps: int = 40, recipe: dict | None = None, **summary: object) -> Path:
-    """A run folder with the files that pages of runs are made of."""
+    """A run folder with the files that run pages read."""
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(dump_recipe(build_recipe({"name": name, "train": {"num_steps": 50}, **(recipe or {})})))
@@ -55,7 +55,7 @@ def write_run(root: Path, name: str = "one", steps: int = 40, recipe: dict | Non
 
 
 def text_of(page: str) -> str:
-    """What a person reads."""
+    """The visible text of a page."""
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)))
 
 
@@ -70,14 +70,14 @@ def read_csv(client: TestClient, address: str) -> list[dict[str, str]]:
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_runs_the_page_says_what_to_type(tmp_path):
+def test_without_runs_the_page_shows_the_command(tmp_path):
     page = text_of(open_dashboard(tmp_path / "runs").get("/").text)
-    assert "There are no runs yet." in page
+    assert "No runs yet" in page
     assert "cohort train" in page
     assert str(tmp_path) not in page
 
 
-def test_the_list_says_status_progress_and_before_and_after(tmp_path):
+def test_the_list_shows_status_progress_and_scores(tmp_path):
     ends = {side: {"pass@1": {"value": value, "low": 0, "high": 1}} for side, value in (("before", 0.125), ("after", 0.75))}
     write_run(tmp_path, "done", 50, status="finished", eval=ends)
     write_run(tmp_path, "broke", 7, status="failed", error="out of memory")
@@ -96,7 +96,7 @@ def test_the_list_says_status_progress_and_before_and_after(tmp_path):
     assert "1 run " in text_of(client.get("/?find=DONE").text)
 
 
-def test_a_run_is_running_while_somebody_holds_it_and_unfinished_when_nobody_writes(tmp_path):
+def test_a_locked_run_is_running_and_a_silent_one_unfinished(tmp_path):
     folder = write_run(tmp_path, status="running")
     client = open_dashboard(tmp_path)
     lock = folder / "run.lock"
@@ -110,21 +110,21 @@ def test_a_run_is_running_while_somebody_holds_it_and_unfinished_when_nobody_wri
     assert "running" in text_of(client.get("/run/one").text)
 
 
-def test_a_run_that_was_killed_is_not_called_running_for_ever(tmp_path, monkeypatch):
+def test_a_killed_run_does_not_stay_running(tmp_path, monkeypatch):
     folder = write_run(tmp_path, status="running")
     client = open_dashboard(tmp_path)
     addresses = ("/", "/run/one", "/compare?run=one")
     for address in addresses:
         assert "running" in text_of(client.get(address).text), address
     later = folder.stat().st_mtime + 7200.0  # nothing is written, and hours pass
-    monkeypatch.setattr("cohort.tools.dashboard.watched.time.time", lambda: later)
+    monkeypatch.setattr("cohort.tools.dashboard.run_index.time.time", lambda: later)
     monkeypatch.setattr(pace, "AGED_S", 0.0)
     monkeypatch.setattr(pace, "SPARED", 0.0)
     for address in addresses:
         assert "unfinished" in text_of(client.get(address).text), address
 
 
-def test_a_change_has_a_colour_only_where_it_is_more_than_noise(tmp_path):
+def test_only_changes_beyond_noise_have_a_colour(tmp_path):
     wide, narrow = {"low": 0.3, "high": 0.6}, {"low": 0.7, "high": 0.9}
     ends = {"before": {"pass@1": {"value": 0.46, **wide}}, "after": {"pass@1": {"value": 0.51, **wide}}}
     write_run(tmp_path, "noise", status="finished", eval=ends)
@@ -135,7 +135,7 @@ def test_a_change_has_a_colour_only_where_it_is_more_than_noise(tmp_path):
     assert text_of(page).count("no clear change") == 1
 
 
-def test_a_run_with_numbers_that_no_float_can_hold_costs_the_others_nothing(tmp_path):
+def test_a_run_with_huge_numbers_does_not_affect_other_runs(tmp_path):
     write_run(tmp_path, "good")
     bad = write_run(tmp_path, "bad", status="finished")
     values = ["NaN", "Infinity", "-1e308", "1e308", "1" + "0" * 400, "-1" + "0" * 400, "true", "null", '"text"', "[1]"]
@@ -153,18 +153,18 @@ def test_a_run_with_numbers_that_no_float_can_hold_costs_the_others_nothing(tmp_
     for address in ("/run/bad", "/compare?run=bad&run=good"):
         page = client.get(address)
         assert page.status_code == 200, address
-        assert "could not be written" not in page.text, address
+        assert "could not be created" not in page.text, address
 
 
-def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opened(tmp_path):
+def test_runs_with_equal_or_unsafe_names_can_all_be_opened(tmp_path):
     strange = ["a b", "<script>alert(1)</script>".replace("/", "|"), "ü%2e%2e", "a_b", "..x", "a?b#c", "nul\x01l"]
     for name in strange:
         write_run(tmp_path / "first", "x", 1).rename(tmp_path / "first" / name)
     write_run(tmp_path / "second", "a_b", 2)
-    shelf = Shelf([tmp_path / "first", tmp_path / "second"])
-    names = [run.name for run in shelf.list_runs()]
+    run_index = RunIndex([tmp_path / "first", tmp_path / "second"])
+    names = [run.name for run in run_index.list_runs()]
     assert len(set(names)) == len(names) == len(strange)  # "..x" begins with a dot: hidden
-    client = TestClient(make_app(shelf), base_url="http://127.0.0.1:8600")
+    client = TestClient(make_app(run_index), base_url="http://127.0.0.1:8600")
     for name in names:
         assert re.fullmatch(r"[A-Za-z0-9_.~-]+", name)
         assert client.get(f"/run/{name}").status_code == 200
@@ -177,7 +177,7 @@ def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opene
 @pytest.mark.parametrize("name", ["finished", "between_steps", "inside_a_step"])
 def test_a_run_page_shows_what_the_report_shows(name):
     page = open_dashboard(OLD).get(f"/run/{name}").text
-    assert "could not be written" not in page
+    assert "could not be created" not in page
     report = render_report(RunData(OLD / name))
     headings = re.findall(r"<h[23]>(.*?)</h[23]>", report)
     assert len(headings) > 10
@@ -186,7 +186,7 @@ def test_a_run_page_shows_what_the_report_shows(name):
         assert text_of(table) in text_of(page)
 
 
-def test_a_failed_run_says_why_and_an_empty_one_that_there_is_nothing_yet(tmp_path):
+def test_failed_and_empty_runs_are_explained(tmp_path):
     write_run(
         tmp_path,
         "failed",
@@ -215,7 +215,7 @@ BROKEN = {
 }
 
 
-def test_broken_files_of_every_kind_cost_no_page_and_are_counted(tmp_path):
+def test_broken_files_break_no_page_and_are_counted(tmp_path):
     folder = tmp_path / "one"
     (folder / "samples").mkdir(parents=True)
     for name, content in BROKEN.items():
@@ -227,7 +227,7 @@ def test_broken_files_of_every_kind_cost_no_page_and_are_counted(tmp_path):
         assert answer.status_code == 200
         assert str(tmp_path) not in answer.text
     told = text_of(client.get("/run/one").text)
-    assert "metrics.jsonl: 2 broken lines skipped; the last line is not whole yet." in told
+    assert "metrics.jsonl: 2 broken lines skipped; the last line is incomplete." in told
     assert "evaluations.jsonl: 1 broken line skipped." in told
 
 
@@ -247,7 +247,7 @@ def test_a_page_never_imports_what_a_recipe_names(tmp_path, monkeypatch):
     assert not (tmp_path / "imported").exists()
 
 
-def test_findings_stand_on_the_time_axis_with_their_words(tmp_path):
+def test_findings_are_marked_on_the_curves_and_listed(tmp_path):
     folder = write_run(tmp_path)
     events = [
         {"time": 1.0, "step": None, "kind": "message", "text": "hello <b>there</b>"},
@@ -275,7 +275,7 @@ def test_findings_stand_on_the_time_axis_with_their_words(tmp_path):
     )
 
 
-def test_a_run_before_its_first_step_says_what_it_does_and_of_progress_the_last_word(tmp_path):
+def test_before_the_first_step_the_latest_progress_is_shown(tmp_path):
     folder = write_run(tmp_path, steps=0, status="running")
     events = [
         {"time": 10.0 + done, "step": None, "kind": "progress", "stage": "cold start", "done": done, "total": 2000}
@@ -285,13 +285,13 @@ def test_a_run_before_its_first_step_says_what_it_does_and_of_progress_the_last_
     client = open_dashboard(tmp_path)
     assert "cold start, 98 of 2,000" in text_of(client.get("/").text)
     assert "Now: cold start, 98 of 2,000" in text_of(client.get("/run/one").text)
-    assert [row["what"] for row in read_csv(client, "/csv/run/one?item=what-happened")] == ["cold start, 98 of 2,000"]
+    assert [row["event"] for row in read_csv(client, "/csv/run/one?item=events")] == ["cold start, 98 of 2,000"]
 
 
 # -- downloads ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_curves_hold_the_numbers_of_metrics_jsonl_however_they_are_smoothed(tmp_path):
+def test_curve_downloads_have_the_unsmoothed_numbers(tmp_path):
     folder = write_run(tmp_path, steps=1500)
     rows = read_rows(folder / "metrics.jsonl")
     client = open_dashboard(tmp_path)
@@ -304,7 +304,7 @@ def test_the_files_of_curves_hold_the_numbers_of_metrics_jsonl_however_they_are_
     assert [line["step"] for line in part] == ["10", "11", "12"]
 
 
-def test_every_link_to_a_file_answers_with_one(tmp_path):
+def test_every_download_link_works(tmp_path):
     shutil.copytree(OLD / "finished", tmp_path / "a")
     shutil.copytree(OLD / "inside_a_step", tmp_path / "b")
     client = open_dashboard(tmp_path)
@@ -325,12 +325,12 @@ def test_every_link_to_a_file_answers_with_one(tmp_path):
     assert client.get("/csv/run/nobody?item=x").status_code == 404
 
 
-def test_a_text_that_a_spreadsheet_would_calculate_is_marked_as_text(tmp_path):
+def test_spreadsheet_formulas_are_escaped(tmp_path):
     folder = write_run(tmp_path)
     event = {"time": 1.0, "step": 2, "kind": "message", "text": "=HYPERLINK('http://evil.example')"}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
-    found = read_csv(open_dashboard(tmp_path), "/csv/run/one?item=what-happened")
-    assert found[0]["what"] == "'=HYPERLINK('http://evil.example')"
+    found = read_csv(open_dashboard(tmp_path), "/csv/run/one?item=events")
+    assert found[0]["event"] == "'=HYPERLINK('http://evil.example')"
     assert found[0]["step"] == "2"
     harmless = ["-4.76837e-07", "+5.1", "-0.5 %", "+51.2 [+40.6, +61.7] no clear change", "-inf", -1e-9, 3]
     assert [guard_cell(value) for value in harmless] == [repr(one) if isinstance(one, float) else one for one in harmless]
@@ -338,7 +338,7 @@ def test_a_text_that_a_spreadsheet_would_calculate_is_marked_as_text(tmp_path):
         assert guard_cell(text) == f"'{text}"
 
 
-def test_every_drawing_can_be_had_as_numbers(tmp_path):
+def test_every_drawing_downloads_as_csv(tmp_path):
     shutil.copytree(OLD / "finished", tmp_path / "a")
     client = open_dashboard(tmp_path)
     page = client.get("/run/a").text
@@ -353,13 +353,13 @@ def test_every_drawing_can_be_had_as_numbers(tmp_path):
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_difference_of_two_recipes_is_a_table_of_what_is_not_the_same(tmp_path):
+def test_recipe_differences_are_a_table(tmp_path):
     write_run(tmp_path, "a", recipe={"train": {"num_steps": 50, "group_size": 8}, "algorithm": {"name": "grpo"}})
     write_run(tmp_path, "b", recipe={"train": {"num_steps": 50, "group_size": 4}, "algorithm": {"name": "dr_grpo"}, "seed": 7})
     client = open_dashboard(tmp_path)
     found = {
         line["key"]: (line["a"], line["b"])
-        for line in read_csv(client, "/csv/compare?run=a&run=b&item=what-differs-in-their-recipes")
+        for line in read_csv(client, "/csv/compare?run=a&run=b&item=differences-between-the-recipes")
     }
     assert found["train.group_size"] == ("8", "4")
     assert found["seed"] == ("0", "7")
@@ -367,10 +367,10 @@ def test_the_difference_of_two_recipes_is_a_table_of_what_is_not_the_same(tmp_pa
     assert "train.num_steps" not in found
     assert "name" not in found
     told = text_of(client.get("/compare?run=a&run=a").text)
-    assert "One run; choose another" in told
+    assert "One run. Choose another one" in told
 
 
-def test_runs_are_chosen_by_the_address_and_more_than_the_colours_are_refused(tmp_path):
+def test_runs_are_chosen_by_the_address_and_limited_to_the_colours(tmp_path):
     for number in range(9):
         write_run(tmp_path, f"r{number}", 2)
     client = open_dashboard(tmp_path)
@@ -379,7 +379,7 @@ def test_runs_are_chosen_by_the_address_and_more_than_the_colours_are_refused(tm
     assert client.get(f"/compare?{eight}").status_code == 200
     refused = client.get(f"/compare?{eight}&run=r8")
     assert refused.status_code == 404
-    assert "choose at most 8" in refused.text
+    assert "at most 8 runs" in refused.text
     assert client.get("/compare?run=r0&run=nobody").status_code == 404
     assert client.get("/compare?run=r0&smooth=x&bands=x").status_code == 200
     assert client.get("/compare?run=r0&from=1e9").status_code == 404
@@ -407,7 +407,7 @@ def test_a_moving_average_of_the_chosen_steps_and_its_interval_by_hand():
 # -- live --------------------------------------------------------------------------------------------------------------
 
 
-def test_sections_are_sent_again_only_when_something_was_written(tmp_path, monkeypatch):
+def test_sections_are_sent_again_only_after_a_change(tmp_path, monkeypatch):
     folder = write_run(tmp_path)
     client = open_dashboard(tmp_path)
     page = client.get("/run/one?smooth=5").text
@@ -454,20 +454,20 @@ def test_links_that_lead_outside_are_not_followed(tmp_path):
     client = open_dashboard(runs)
     listed = client.get("/").text
     assert "stolen" not in listed
-    assert [run.title for run in Shelf([runs]).list_runs()] == ["inner", "mine", "other"]
+    assert [run.title for run in RunIndex([runs]).list_runs()] == ["inner", "mine", "other"]
     for path in ("/run/mine", "/run/other", "/compare?run=mine&run=other"):
         page = client.get(path).text
         assert "0.1234" not in page
         assert "424242" not in page
     assert client.get("/run/stolen").status_code == 404
-    assert "What happened" in client.get("/run/inner").text
+    assert ">Events<" in client.get("/run/inner").text
 
 
 @pytest.mark.parametrize(
     "name",
     ["..", "../elsewhere", "%2e%2e", "..%2f..%2fetc", "....//", "one/../../x", "%00", "one%00", "~root", "/etc", "C:\\"],
 )
-def test_names_are_looked_up_and_never_walked(tmp_path, name):
+def test_names_are_looked_up_and_never_used_as_paths(tmp_path, name):
     write_run(tmp_path / "runs", "one", 1)
     client = open_dashboard(tmp_path / "runs")
     for prefix in ("/run/", "/live/run/", "/csv/run/", "/svg/run/", "/static/", "/compare?run="):

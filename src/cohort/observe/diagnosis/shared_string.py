@@ -24,7 +24,7 @@ from cohort.types import Rollout
 
 PROMPTS = 5
 """Different prompts whose successes must contain a string."""
-GOLDS = 3
+REFERENCES = 3
 LIFT = 3.0
 ERRORS = 4.0
 """Standard errors between the two shares: among thousands of strings some differ by chance."""
@@ -61,7 +61,7 @@ class SharedString:
     share_failed: float | None
     """Comparable failures that contain it ÷ all comparable failures; None for an answer, where it does not matter."""
     prompts: int
-    golds: int
+    references: int
     rows: tuple[int, ...]
     level: Level = "alarm"
     """warning: it may be a form that the reward requires."""
@@ -79,35 +79,35 @@ class JudgedText:
     read: bool | None
     """Whether the verifier read an answer or ran a program; None if it gives no verdict."""
     answer: str | None
-    gold: str | None
+    reference: str | None
     """The reference answer as text; None if the row has none."""
-    gold_key: str
+    reference_key: str
     """Differs between prompts with different reference answers, of any form."""
     prompt: str
     surroundings: str
     """The prompt and the columns of its row."""
 
     @property
-    def matches_gold(self) -> bool:
-        return self.answer is not None and self.gold is not None and is_same_answer(self.answer, self.gold)
+    def matches_reference(self) -> bool:
+        return self.answer is not None and self.reference is not None and is_same_answer(self.answer, self.reference)
 
     def holds(self, kind: str, string: str) -> bool:
         return read_last_line(self.text) == string if kind == "ending" else string in self.text
 
     def earned_without(self, string: str) -> bool:
         """Whether the reference answer explains the success: it was extracted, or is in the text outside the string."""
-        if self.answer is not None or not self.gold:
-            return self.matches_gold
+        if self.answer is not None or not self.reference:
+            return self.matches_reference
         return any(
-            string not in self.text[max(0, start + len(self.gold) - len(string)) : start + len(string)]
-            for start in find_places(self.gold, self.text)
+            string not in self.text[max(0, start + len(self.reference) - len(string)) : start + len(string)]
+            for start in find_places(self.reference, self.text)
         )
 
 
 def find_shared_string(rollouts: Sequence[Rollout]) -> SharedString | None:
     """The string that most successes share; None if no string satisfies the rules."""
     right = read_completions([(row, one) for row, one in enumerate(rollouts) if one.outcome.success], rollouts)
-    suspects = [one for one in right if not one.matches_gold]
+    suspects = [one for one in right if not one.matches_reference]
     if len({one.group for one in suspects}) < PROMPTS:
         return None
     wrong = read_completions([(row, one) for row, one in enumerate(rollouts) if one.outcome.success is False], rollouts)
@@ -171,12 +171,12 @@ def find_outcome_verdicts(rollouts: Sequence[Rollout]) -> list[str]:
 
 def read_prompt(rollout: Rollout) -> dict[str, Any]:
     """The reference answer and the texts of a prompt, as fields of JudgedText."""
-    prompt, gold = rollout.prompt, rollout.prompt.gold
-    text = None if gold is None or isinstance(gold, Mapping | list | tuple) else str(gold)
+    prompt, reference = rollout.prompt, rollout.prompt.reference_answer
+    text = None if reference is None or isinstance(reference, Mapping | list | tuple) else str(reference)
     asked = prompt.content if isinstance(prompt.content, str) else "\n".join(str(m.get("content")) for m in prompt.content)
     columns = "\n".join(str(value) for value in prompt.columns.values())
     key = simplify_answer(text) if text else columns or asked
-    return {"gold": text, "gold_key": key, "prompt": asked, "surroundings": f"{asked}\n{columns}"}
+    return {"reference": text, "reference_key": key, "prompt": asked, "surroundings": f"{asked}\n{columns}"}
 
 
 def clip_text(text: str) -> str:
@@ -201,7 +201,7 @@ def find_shared_answer(suspects: Sequence[JudgedText], successes: int) -> Shared
     """The extracted answer shared by most successes with known, different reference answers."""
     answers: dict[str, list[JudgedText]] = {}
     for one in suspects:
-        if one.answer is not None and one.gold is not None:
+        if one.answer is not None and one.reference is not None:
             answers.setdefault(simplify_answer(one.answer), []).append(one)
     holders = max(answers.values(), key=len, default=[])
     if not holders or not is_spread(holders):
@@ -224,7 +224,7 @@ def judge_string(kind: str, string: str, right: Sequence[JudgedText], failures: 
     looked_at = unearned[:ASKED]
     if 2 * sum(is_mostly_in(string, one.surroundings) for one in looked_at) >= len(looked_at):
         return None
-    known = all(one.gold is not None for one in unearned) and all(one.read for one in failures)
+    known = all(one.reference is not None for one in unearned) and all(one.read for one in failures)
     # If other answers were extracted, they differ between problems: only the form is shared.
     beside = sum(one.answer is not None and not is_mostly_in(string, one.answer) for one in unearned)
     level: Level = "alarm" if known and 2 * beside < len(unearned) else "warning"
@@ -254,18 +254,20 @@ def is_in_prompt(string: str, asked: str) -> bool:
 
 def is_spread(holders: Sequence[JudgedText]) -> bool:
     """Rule 2: many prompts with different reference answers."""
-    golds = {one.group: one.gold_key for one in holders}
-    counts = Counter(golds.values())
-    return len(golds) >= PROMPTS and len(counts) >= GOLDS and 2 * max(counts.values()) <= len(golds)
+    references = {one.group: one.reference_key for one in holders}
+    counts = Counter(references.values())
+    return len(references) >= PROMPTS and len(counts) >= REFERENCES and 2 * max(counts.values()) <= len(references)
 
 
 def make_shared(
     kind: str, string: str, holders: Sequence[JudgedText], successes: int, share_failed: float | None, level: Level = "alarm"
 ) -> SharedString:
-    golds = {one.group: one.gold_key for one in holders}
+    references = {one.group: one.reference_key for one in holders}
     firsts = {one.group: one.row for one in reversed(holders)}  # one row per prompt: the first
     rows = tuple(sorted(firsts.values()))
-    return SharedString(kind, string, len(holders) / successes, share_failed, len(golds), len(set(golds.values())), rows, level)
+    return SharedString(
+        kind, string, len(holders) / successes, share_failed, len(references), len(set(references.values())), rows, level
+    )
 
 
 # -- pieces of text ----------------------------------------------------------------------------------------------------
@@ -379,9 +381,9 @@ def simplify_answer(text: str) -> str:
     return text.translate(PLAIN).casefold().rstrip(".")
 
 
-def is_same_answer(answer: str, gold: str) -> bool:
+def is_same_answer(answer: str, reference: str) -> bool:
     """Whether two answers are equal up to spaces, case, $, thousands separators and a final full stop, or are the same number."""
-    first, second = simplify_answer(answer), simplify_answer(gold)
+    first, second = simplify_answer(answer), simplify_answer(reference)
     try:
         return first == second or float(first[:50]) == float(second[:50])
     except ValueError:

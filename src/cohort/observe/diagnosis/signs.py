@@ -75,13 +75,15 @@ def find_other_numbers(rollouts: Sequence[Rollout], judged: Sequence[int]) -> tu
     """
     pairs = {row: read_numbers(rollouts[row]) for row in judged if rollouts[row].outcome.success}
     known = {row: numbers for row, numbers in pairs.items() if numbers}
-    other = [row for row, (given, gold) in known.items() if not math.isclose(given, gold, rel_tol=ROUNDED)]
+    other = [row for row, (given, reference) in known.items() if not math.isclose(given, reference, rel_tol=ROUNDED)]
     return (len(other) / len(known) if known else None), other
 
 
 def read_numbers(rollout: Rollout) -> tuple[float, float] | None:
     """(extracted answer, reference answer) if both are plain numbers."""
-    texts = [simplify_answer(str(text)) for text in (rollout.outcome.answer, rollout.prompt.gold) if text is not None]
+    texts = [
+        simplify_answer(str(text)) for text in (rollout.outcome.answer, rollout.prompt.reference_answer) if text is not None
+    ]
     given = [float(text) for text in texts if NUMBER.fullmatch(text)]
     return (given[0], given[1]) if len(given) == 2 else None
 

@@ -1,9 +1,9 @@
-"""Own code for the Llama and Qwen families, where driving the modules of transformers leaves the hardware idle.
+"""Our own code for the Llama and Qwen families, where the modules of transformers would leave the hardware idle.
 
-`family.py` reads a model into plain tensors (the model's own parameters, no copy). `decoding.py` samples with them,
-`training.py` computes hidden states with gradients; `kernels_*.py` hold the Triton kernels of both, each with a twin in plain
-torch that the tests compare it with. A model outside these families, or with an option that is not honoured here, is refused
-with the reason, and the modules of transformers do the work instead.
+`family.py` reads a model into plain tensors, which are the model's own parameters. `training.py` computes hidden states with
+gradients, and `kernels_decode.py` samples on a GPU, `cpu.py` on a CPU. The Triton kernels (`kernels_*.py`) have reference
+implementations in plain torch, which tests compare them with. A model outside these families, or with an unsupported option, is
+refused with the reason and runs with the modules of transformers.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """Whether Triton kernels serve this device; elsewhere what they do is spelled out in torch."""
+    """Return whether Triton kernels run on this device. Elsewhere the same operations run in torch."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None
 
 
 def make_fused_error(problem: Exception) -> ModelError:
-    """What is said where model.kernels asks for own code and it cannot be had."""
+    """Return the error for model.kernels = "fused" where that is impossible."""
     return ModelError(f'model.kernels = "fused" is not possible: {describe_problem(problem)}. Use "auto" or "modules".')

@@ -1,10 +1,10 @@
-"""Where the compiled part of a CPU run comes from: a file that the package brought, or a compiler at the first use.
+"""Finds or builds the compiled code for CPUs: from the wheel, or with a C compiler at first use.
 
-A wheel brings native/ compiled for the levels of a processor and the sizes of heads that are common. Who has none that fits, as in
-a checkout, has it compiled for this very processor into a folder of the user's cache. What is loaded from there must belong to
-this user and be writable by nobody else; what the package brought is as trustworthy as the package.
+A wheel contains native/ compiled for common processor levels and head sizes. Without a matching file, as in a checkout, it is
+compiled for this processor into the user's cache folder. A file from there must belong to this user and not be writable by
+others; files of the wheel are trusted like the package.
 
-setup.py loads this file alone to compile what a wheel brings: it imports the standard library and nothing else.
+setup.py loads this file by itself to compile the files of a wheel, so it imports only the standard library.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pathlib import Path
 
 COMPILERS = ("cc", "gcc", "clang")
 FLAGS = ("-std=c99", "-O3", "-ffp-contract=fast", "-fno-math-errno", "-fPIC", "-shared")
-"""No -ffast-math: sums keep their order. -ffp-contract=fast: the float64 products of attention are fused with their sums."""
+"""No -ffast-math, so that sums keep their order. -ffp-contract=fast fuses the float64 products of attention with their sums."""
 SOURCES = ("common.h", "decode.c", "train.c")
 FOLDER = Path(__file__).with_name("native")
 PREBUILT = FOLDER / "prebuilt"
@@ -32,36 +32,36 @@ COMPILE_SECONDS = 60
 V3 = {"avx", "avx2", "bmi1", "bmi2", "f16c", "fma", "abm", "movbe", "xsave"}
 V4 = V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 LEVELS = {"x86_64": {"x86-64-v4": V4, "x86-64-v3": V3}, "aarch64": {"armv8-a": {"fp", "asimd"}}}
-"""By machine: what -march= is told for a wheel, the best first, and which flags a processor that runs it shows."""
+"""Machine -> value of -march= for a wheel, best first -> processor flags that it needs."""
 PREBUILT_DIMS = (16, 32, 48, 64, 80, 96, 128)
-"""Dimensions of a head for which a wheel brings code."""
+"""Head dimensions for which a wheel contains code."""
 
 
 class NoNative(Exception):
-    """Why there is no compiled kernel; in a few words, for the console."""
+    """Compiled code is not available; the message gives the reason in a few words."""
 
 
 def read_source() -> bytes:
-    """All sources as one."""
+    """Return all sources joined."""
     common, *others = ((FOLDER / name).read_bytes() for name in SOURCES)
     return common + b"".join(other.replace(b'#include "common.h"', b"") for other in others)
 
 
-# -- what the package brought ----------------------------------------------------------------------------------------------
+# -- from the wheel --------------------------------------------------------------------------------------------------------
 
 
 def find_level(machine: str, flags: set[str]) -> str | None:
-    """The best level that such a processor runs."""
+    """Return the best level that the processor supports."""
     return next((level for level, needed in LEVELS.get(machine, {}).items() if needed <= flags), None)
 
 
 def name_prebuilt(level: str, head_dim: int, content: bytes) -> str:
-    """With a digest of the file and its source: half a file, or one of another version, does not have the name it should."""
+    """Return the file name, with a digest of content and source. A truncated or outdated file does not match its name."""
     return f"{level}-{head_dim}-{hashlib.blake2b(read_source() + content, digest_size=16).hexdigest()}.so"
 
 
 def find_prebuilt(head_dim: int) -> Path | None:
-    """The file of the package for this processor; None where the package brought none at all, as in a checkout."""
+    """Return the wheel's file for this processor; None if the package has no compiled files, as in a checkout."""
     if not PREBUILT.is_dir():
         return None
     level = find_level(platform.machine(), read_processor_flags())
@@ -70,14 +70,14 @@ def find_prebuilt(head_dim: int) -> Path | None:
     found = sorted(PREBUILT.glob(f"{level}-{head_dim}-*.so"))
     if not found:
         raise NoNative(f"nothing is prebuilt for heads of {head_dim} dimensions")
-    for file in found:  # a copy of one version over another leaves the files of both
+    for file in found:  # installing over another version can leave files of both
         if file.name == name_prebuilt(level, head_dim, file.read_bytes()):
             return file
     raise NoNative(f"{found[0]} is damaged; install cohort-rl again")
 
 
 def compile_prebuilt(folder: Path) -> Iterator[Path]:
-    """Compile what a wheel for this machine brings into an empty folder."""
+    """Compile the files of a wheel for this machine into an empty folder."""
     compiler = find_compiler(os.environ.get("PATH", ""))
     for level in LEVELS.get(platform.machine(), {}) if sys.platform == "linux" else ():
         for head_dim in PREBUILT_DIMS:
@@ -87,20 +87,20 @@ def compile_prebuilt(folder: Path) -> Iterator[Path]:
             yield made.rename(folder / name_prebuilt(level, head_dim, made.read_bytes()))
 
 
-# -- what is compiled at the first use -------------------------------------------------------------------------------------
+# -- compiled at first use -------------------------------------------------------------------------------------------------
 
 
 def find_cache_folder() -> Path | None:
     base = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        # A relative path is to be ignored (XDG base directory specification).
+        # A relative path must be ignored (XDG base directory specification).
         return (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "cohort" / "native"
-    except RuntimeError:  # nobody has a home here
+    except RuntimeError:  # there is no home directory
         return None
 
 
 def find_compiler(path: str) -> list[str]:
-    """What a command begins with: a compiler of the system, or the one that PyPI has."""
+    """Return the command of a compiler: the system's, or the one from PyPI."""
     for name in COMPILERS:
         if found := shutil.which(name, path=path):
             return [found]
@@ -110,7 +110,7 @@ def find_compiler(path: str) -> list[str]:
 
 
 def build_library(head_dim: int, folder: Path | None, path: str) -> Path:
-    """The shared object for heads of this size, compiled unless it lies in the cache already."""
+    """Return the shared library for this head size, compiled unless it is cached."""
     compiler = find_compiler(path)
     if folder is None:
         raise NoNative("no home folder")
@@ -131,7 +131,7 @@ def build_library(head_dim: int, folder: Path | None, path: str) -> Path:
 
 
 def compile_into(compiler: list[str], flags: tuple[str, ...], source: bytes, target: Path) -> None:
-    """Under a name of its own first: another process sees the whole file or none, and the last one to finish wins."""
+    """Compile under a temporary name and rename: other processes see the whole file or none, and the last one wins."""
     with tempfile.TemporaryDirectory(dir=target.parent, prefix="building-") as place:
         written, made = Path(place, "native.c"), Path(place, "native.so")
         written.write_bytes(source)
@@ -153,7 +153,7 @@ def compile_into(compiler: list[str], flags: tuple[str, ...], source: bytes, tar
 
 
 def refuse_foreign_file(path: Path) -> None:
-    """Refuse to load what somebody else could have written."""
+    """Refuse to load a file that others could have written."""
     status = path.lstat()
     if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise NoNative(f"{path} is a link, belongs to another user or may be written by others")
@@ -163,7 +163,7 @@ def refuse_foreign_file(path: Path) -> None:
 
 
 def read_processor() -> dict[str, str]:
-    """What the system says about its last core, as far as it matters for compiled code."""
+    """Return the fields of the last core that matter for compiled code."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -178,7 +178,7 @@ def read_processor_flags() -> set[str]:
 
 
 def describe_processor() -> str:
-    """What -march=native depends on: a home folder may be shared by machines."""
+    """Return everything that -march=native depends on, because several machines may share a home folder."""
     return "\n".join(
         [platform.machine(), platform.processor(), *(f"{key}: {value}" for key, value in read_processor().items())]
     )

@@ -1,19 +1,19 @@
-"""One decode step of a Llama or Qwen model on a CPU: few operations, written into memory that is there already.
+"""One decode step of a Llama or Qwen model on a CPU: few operations, writing into preallocated memory.
 
-How it differs from running the modules over a slot cache (the slow twin, with which the tests compare it):
+Differences from running the modules over a slot cache, the reference implementation in tests:
 
-- weights are laid out once per decoder, transposed and together (query, key and value; gate and up): with a handful of rows
-  the matrix library is up to twice as fast that way. A decoder lives for one call of the engine, so no weight outlives an
-  optimizer step. Adapters are multiplied as training multiplies them, from where they lie: transposed, a product with fewer
-  than twelve columns has other bits;
-- query and key dimensions are reordered so that the two a rotary angle turns stand side by side: one complex product turns
-  all heads. A score is a sum over these dimensions and does not care about their order;
-- keys and values lie in one tensor, so a step writes both at once, and already in the dtype attention accumulates in;
-- several threads share the rows, not the operations: each takes its rows through all layers alone, and they wait for each
-  other once per step instead of at every operation. A row's bits do not depend on its company (ops/products.py), nor therefore on
-  the number of threads.
+- Weights are packed once per decoder, transposed and together (query, key and value; gate and up): with a few rows
+  the matrix library is up to twice as fast that way. A decoder lives for one call of the engine, so its weights never outlive an
+  optimizer step. Adapters are not packed and are multiplied as in training, because a transposed product with fewer than twelve
+  columns has other bits.
+- Query and key dimensions are reordered so that the two that a rotary angle turns are adjacent, and one complex product turns
+  all heads. A score is a sum over these dimensions, so their order does not matter.
+- Keys and values are in one tensor, so a step writes both at once, in the dtype in which attention accumulates.
+- Threads split the rows, not the operations: each takes its rows through all layers, and they synchronise once per step
+  instead of at every operation. A row's bits do not depend on the other rows (ops/products.py), and so not on the number of threads.
 
-The operations are those of the modules, rounded in the same places; where a product's rows are steady the bits are equal.
+The operations are those of the modules, rounded in the same places. Where products give rows the same bits, the results are
+equal.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from cohort.ops.products import FLOATS_AT_ONCE, STEADY_ROWS, count_missing_rows,
 
 @dataclass(frozen=True)
 class PackedLayer:
-    """The weights of a layer as a step reads them."""
+    """The weights of a layer in the layout of a decode step: transposed and together."""
 
     input_norm: Tensor
     qkv: Tensor
-    """[H, (query heads + 2 kv heads) * D]; without `head_norm`, dimensions of queries and keys in pairs."""
+    """[H, (query heads + 2 kv heads) * D]; without `head_norm`, query and key dimensions are in pairs."""
     qkv_bias: Tensor | None
     head_norm: Tensor | None
-    """[query heads + kv heads, D], in the order of the model: the sum in a norm does care about it."""
+    """[query heads + kv heads, D], in the model's order, because the sum in a norm depends on it."""
     out: Tensor
     post_norm: Tensor
     gate_up: Tensor
     down: Tensor
     window: int | None
     adapters: Mapping[str, Adapters]
-    """By the name of the projection they are added to; where there are some."""
+    """Adapters by the name of their projection."""
 
     def multiply(self, name: str, rows: Tensor, into: Tensor) -> None:
-        """The projection of this name, with its bias and its adapters."""
+        """Multiply by the projection of this name, with its bias and adapters."""
         torch.mm(rows, getattr(self, name), out=into)
         if name == "qkv" and self.qkv_bias is not None:
             into.add_(self.qkv_bias)
@@ -64,18 +64,15 @@ class PackedLayer:
 
 
 def pack_layer(fused: FusedModel, layer: FusedLayer, order_D: Tensor) -> PackedLayer:
-    """With the dimensions of queries and keys in this order, where no norm of theirs comes between."""
+    """Pack a layer, with query and key dimensions in this order unless they have norms."""
     dim, turned = fused.head_dim, fused.query_heads + fused.kv_heads
     head_norm = None
     if layer.query_norm is not None and layer.key_norm is not None:
-        norms = (
-            layer.query_norm.detach().expand(fused.query_heads, dim),
-            layer.key_norm.detach().expand(fused.kv_heads, dim),
-        )
+        norms = (layer.query_norm.detach().expand(fused.query_heads, dim), layer.key_norm.detach().expand(fused.kv_heads, dim))
         head_norm = torch.cat(norms)
 
     def pair_dimensions(rows: Tensor, first: int = 0) -> Tensor:
-        """Of rows that begin with those of head `first`."""
+        """Reorder the dimensions of rows that begin with head `first`."""
         if head_norm is not None:
             return rows.detach()
         heads, count = rows.detach().reshape(-1, dim, *rows.shape[1:]), max(0, turned - first)
@@ -110,45 +107,45 @@ def pack_layer(fused: FusedModel, layer: FusedLayer, order_D: Tensor) -> PackedL
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# x
+# Decoding
 # ---------------------------------------------------------------------------------------------------------------------
 
 ALIGNMENT = 8
-"""Attention reads a multiple of this many positions: products over rows of odd lengths are slower."""
+"""Attention reads a multiple of this many positions, because products over odd lengths are slower."""
 WORK_PER_THREAD = 12_000_000
-"""Multiply-adds in a layer's products, rows x weights, below which a thread of its own does not pay: starting the operations,
-for which threads take turns (Python runs one at a time), then takes as long as the operations."""
+"""Multiply-adds (rows x weights of a layer) below which another thread does not pay: Python starts operations one at a time,
+and starting them then takes as long as running them."""
 SMALL_LAYER = 2**21
-"""A layer of fewer weights than this stays in the caches. A larger one is read from memory by every thread that has rows of
-its own, which pays from ROWS_PER_THREAD_LARGE rows on; with fewer, the threads share the operations instead."""
+"""A layer with fewer weights stays in the caches. A larger one is read from memory by every thread, which pays from
+ROWS_PER_THREAD_LARGE rows on; with fewer rows, threads share the operations instead."""
 ROWS_PER_THREAD_LARGE = 128
 COMPLEX_VECTOR = 8
 """Complex numbers in the widest vector register."""
 KEPT_BYTES = 2**28
-"""Memory that is held on to between calls, at most."""
+"""Limit on memory kept between calls."""
 BYTES_APART = 64
-"""Tensors begin at multiples of this: a cache line."""
+"""Alignment of tensors: a cache line."""
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]
 
 
 class DecodeMemory:
-    """Memory that outlives a decoder, and nothing else: no weight and no key is read again by the next one.
+    """Memory that outlives a decoder. Its content does not: no weight or key is read again.
 
-    Fresh memory of this size comes from the kernel page by page at the first touch, which can take a tenth as long
-    as the decoding done in it. One decoder at a time.
+    The kernel provides fresh memory page by page at the first touch, which can take a tenth of the decoding time. One decoder
+    at a time.
     """
 
     def __init__(self) -> None:
         self.held = torch.empty(0, dtype=torch.uint8)
 
     def take_tensors(self, shapes: Shapes) -> dict[str, Tensor]:
-        """Tensors of these shapes and dtypes; what they hold is arbitrary."""
+        """Return tensors of these shapes and dtypes, with arbitrary content."""
         starts, end = {}, 0
         for name, (shape, dtype) in shapes.items():
             starts[name] = end
             end += -(-torch.Size(shape).numel() * dtype.itemsize // BYTES_APART) * BYTES_APART
         if len(self.held) < end:
-            self.held = torch.empty(0, dtype=torch.uint8)  # first give back, then ask for more
+            self.held = torch.empty(0, dtype=torch.uint8)  # free the old memory before allocating more
             self.held = torch.empty(end, dtype=torch.uint8)
         taken = {}
         for name, (shape, dtype) in shapes.items():
@@ -157,16 +154,16 @@ class DecodeMemory:
         return taken
 
     def trim(self) -> None:
-        """Give back what is too much to hold while others need memory."""
+        """Free memory beyond KEPT_BYTES, because others may need it."""
         if len(self.held) > KEPT_BYTES:
             self.held = torch.empty(0, dtype=torch.uint8)
 
 
 class Lane:
-    """The rows that one thread takes through the layers, and the part of the scratch memory that is theirs."""
+    """The rows that one thread takes through the layers, with their part of the scratch memory."""
 
     def __init__(self, decoder: CpuDecoder, number: int, rows: slice, live_length: int) -> None:
-        """`number` counts the lanes of a step; attention reads `live_length` positions."""
+        """Make a lane. `number` counts the lanes of a step; attention reads `live_length` positions."""
         fused, width = decoder.fused, decoder.embedding.shape[1]
         self.rows, self.live_length, self.count = rows, live_length, rows.stop - rows.start
         self.scratch = {name: whole[rows] for name, whole in decoder.scratch.items()}
@@ -180,7 +177,7 @@ class Lane:
 
 
 class WideLane(Lane):
-    """With what attention in PyTorch needs: numbers in the dtype in which it accumulates."""
+    """A lane with the wide numbers that attention in PyTorch accumulates in."""
 
     def __init__(self, decoder: CpuDecoder, number: int, rows: slice, live_length: int) -> None:
         super().__init__(decoder, number, rows, live_length)
@@ -199,14 +196,14 @@ class WideLane(Lane):
         self.attended = self.scratch["attended"].view(pairs, group, dim)
         live = [cache[:, rows].view(2, pairs, decoder.length, dim)[:, :, :live_length] for cache in decoder.cache]
         self.keys, self.values = [keys.transpose(1, 2) for keys, _ in live], [values for _, values in live]
-        """Per layer [B * kv heads, D, T] and [B * kv heads, T, D]: those that the longest row can see."""
+        """Per layer [B * kv heads, D, T] and [B * kv heads, T, D]: the positions that the longest row sees."""
 
 
 class CpuDecoder:
     """Keys, values and scratch memory for `slots` rows of `length` positions, and a step over the first of them.
 
     `exact` accumulates attention in float64, as the trainer does. Without it attention takes half the time and memory, and
-    log-probs differ from the trainer's by rounding: up to 6e-5 in a peaked policy of six layers, 96 tokens on.
+    log-probs differ from the trainer's by rounding: up to 6e-5 in a peaked policy of six layers after 96 tokens.
     """
 
     lane_class: type[Lane] = WideLane
@@ -217,7 +214,7 @@ class CpuDecoder:
         if fused.dtype != torch.float32 or fused.device.type != "cpu":
             raise EngineError(f"the CPU decoder computes in float32 on a CPU, not in {fused.dtype} on {fused.device}")
         if any(projection.weight is None for projection in fused.projections):
-            raise EngineError("the CPU decoder lays weights out in float32, which a base in 4 bits is there to avoid")
+            raise EngineError("the CPU decoder needs weights in float32, which a 4-bit base is meant to avoid")
         self.fused = fused
         self.rows = slots + count_missing_rows(slots, fused.device, fused.intermediate)
         self.length = -(-length // ALIGNMENT) * ALIGNMENT
@@ -246,11 +243,11 @@ class CpuDecoder:
 
     @staticmethod
     def order_dimensions(dim: int) -> Tensor:
-        """The dimensions of a query or key in the order in which they are stored."""
+        """Return the storage order of a query's or key's dimensions."""
         return torch.arange(dim).view(2, dim // 2).t().flatten()
 
     def list_shapes(self) -> Shapes:
-        """Keys and values, and the scratch memory of a step."""
+        """Return the shapes of keys, values and a step's scratch memory."""
         fused = self.fused
         heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
         wides = {
@@ -264,7 +261,7 @@ class CpuDecoder:
         return self.list_plain_shapes() | {name: (shape, self.wide) for name, shape in wides.items()}
 
     def list_plain_shapes(self) -> Shapes:
-        """What attention does not widen."""
+        """Return the shapes of tensors that attention does not widen."""
         fused, hidden = self.fused, self.embedding.shape[1]
         heads, kv_heads, dim = fused.query_heads, fused.kv_heads, fused.head_dim
         widths = {
@@ -279,38 +276,37 @@ class CpuDecoder:
         return {name: ((self.rows, width), fused.dtype) for name, width in widths.items()}
 
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> Tensor:
-        """Turned keys and values of a batch of prompts, [P, kv heads, T, D] per layer, as `load` wants them."""
+        """Stack rotated keys and values of a batch of prompts, [P, kv heads, T, D] per layer, for `load`."""
         layers = [torch.stack((key[..., self.order_D], value)) for key, value in zip(keys, values, strict=True)]
         return torch.stack(layers).to(self.wide)
 
     def load(self, rows: Tensor, prompts: Tensor, prompt_rows: Tensor) -> None:
-        """Copy prompts into slots. Padding comes along: it is never seen and soon written over."""
+        """Copy prompts into slots, with their padding, which is hidden and soon overwritten."""
         length = prompts.shape[4]
         self.zero_positions(length)
         self.cache[:, :, :, :, :length].index_copy_(2, rows, prompts.index_select(2, prompt_rows))
 
     def move(self, sources: Tensor, targets: Tensor, length: int) -> None:
-        """Copy the first `length` positions of rows into other rows; no row is both.
+        """Copy the first `length` positions of rows into other rows. No row may be both source and target.
 
-        One by one: positions of a row lie side by side, and a plain copy moves them as one piece.
+        Row by row: the positions of a row are contiguous, so a plain copy moves them as one piece.
         """
         live = self.cache[:, :, :, :, :length]
         for source, target in zip(sources.tolist(), targets.tolist(), strict=True):
             live[:, :, target].copy_(live[:, :, source])
 
     def zero_positions(self, length: int) -> None:
-        """Zeros where nothing was written yet: what a row does not see still enters the products, and 0 * NaN is NaN."""
+        """Zero positions that were not written: hidden positions still enter the products, and 0 * NaN is NaN."""
         if length > self.clean_length:
             self.cache[:, :, :, :, self.clean_length : length] = 0
             self.clean_length = length
 
     @torch.no_grad()
     def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
-        """One token for rows 0 to B - 1: their last hidden states [B, H], which the next step overwrites.
+        """Decode one token for rows 0 to B - 1; returns their last hidden states [B, H], which the next step overwrites.
 
-        `longest` is positions_B.max() + 1. A row that is done is computed like the others: on a CPU its slot is free again
-        before the next step. Rows that are missing for products that do not depend on their number are made up; like every
-        row from B on they belong to nobody, and write at position 0 of their own slots.
+        `longest` is positions_B.max() + 1. Finished rows are computed too; on a CPU their slots are freed before the next step.
+        Rows missing for batch-independent products are added. They write at position 0 of slots that no completion uses.
         """
         rows = len(tokens_B)
         if missing := count_missing_rows(rows, self.fused.device, self.fused.intermediate):
@@ -331,11 +327,11 @@ class CpuDecoder:
         return self.scratch["normed"][:rows]
 
     def count_positions(self, longest: int) -> int:
-        """Positions that attention reads."""
+        """Return the number of positions that attention reads."""
         return min(-(-longest // ALIGNMENT) * ALIGNMENT, self.length)
 
     def split_rows(self, rows: int) -> list[slice]:
-        """The rows of each thread."""
+        """Return the rows of each thread."""
         count = min(self.threads, rows // self.least_rows)
         count = max(1, count) if self.small or count == self.threads else 1
         step = find_row_step(self.fused.intermediate)
@@ -344,12 +340,12 @@ class CpuDecoder:
 
     def start_workers(self) -> ThreadPoolExecutor:
         if self.pool is None:
-            # A thread has a number of OpenMP threads of its own.
+            # The number of OpenMP threads is set per thread.
             self.pool = ThreadPoolExecutor(self.threads - 1, "decode", initializer=torch.set_num_threads, initargs=(1,))
         return self.pool
 
     def close(self) -> None:
-        """End the threads. A decoder that is forgotten instead ends them when it is collected."""
+        """End the threads. Garbage collection does the same for a decoder that was not closed."""
         if self.pool is not None:
             self.pool.shutdown()
             self.pool = None
@@ -361,7 +357,7 @@ class CpuDecoder:
 
     @torch.no_grad()
     def run(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
-        """Take the rows of a lane through all layers; `lane.normed` holds the result."""
+        """Take a lane's rows through all layers; the result is in `lane.normed`."""
         torch.index_select(self.embedding, 0, tokens_B, out=lane.hidden)
         places = self.find_places(lane, positions_B)
         for number, layer in enumerate(self.layers):
@@ -376,7 +372,7 @@ class CpuDecoder:
         self.add_and_normalize(lane, self.norm, True)
 
     def find_places(self, lane: Any, positions_B: Tensor) -> Any:
-        """What attention needs of the positions of a step: angles, where keys and values go, and what each row sees by window."""
+        """Return what attention needs for a step: angles, write positions, and the visible positions by window."""
         turns_B1D = self.turns_TD.index_select(0, positions_B)[:, None]
         written = (self.start_B2K[lane.rows] + positions_B[:, None, None]).flatten()
         biases: dict[int | None, Tensor] = {}
@@ -387,7 +383,7 @@ class CpuDecoder:
         return turns_B1D, written, biases
 
     def attend(self, lane: Any, number: int, places: Any) -> None:
-        """Turn queries and keys, write keys and values down, attend: `lane.qkv` to `lane.mixed`."""
+        """Rotate queries and keys, store keys and values, and attend: from `lane.qkv` to `lane.mixed`."""
         (turns_B1D, written, biases), layer, dim = places, self.layers[number], self.fused.head_dim
         if layer.head_norm is not None:
             normed_BHD = normalize_heads(lane.queries_keys, layer.head_norm, self.fused.epsilon)
@@ -403,7 +399,7 @@ class CpuDecoder:
         lane.mixed.copy_(lane.attended.view(lane.mixed.shape))
 
     def add_and_normalize(self, lane: Any, weight: Tensor, with_delta: bool) -> None:
-        """Add `lane.delta` to the residual stream, and RMSNorm of it into `lane.normed`, in the steps in which transformers takes it."""
+        """Add `lane.delta` to the residual stream and write its RMSNorm to `lane.normed`, in the steps of transformers."""
         if with_delta:
             lane.hidden.add_(lane.delta)
         torch.mul(lane.hidden, lane.hidden, out=lane.squares)
@@ -413,9 +409,9 @@ class CpuDecoder:
 
 
 def rotate_pairs(pairs_BHD: Tensor, turns_B1D: Tensor) -> None:
-    """Multiply complex numbers in place, each part of a product rounded as transformers rounds it: products, then their sum.
+    """Multiply complex numbers in place, rounding the parts as transformers does: products, then their sum.
 
-    What is left of a row after full vectors, torch's complex product computes with fused multiply-adds, which round once.
+    For the remainder after full vectors, torch's complex product uses fused multiply-adds, which round once.
     """
     if pairs_BHD.shape[-1] % COMPLEX_VECTOR == 0:
         pairs_BHD.mul_(turns_B1D)
@@ -427,7 +423,7 @@ def rotate_pairs(pairs_BHD: Tensor, turns_B1D: Tensor) -> None:
 
 
 def apply_silu(gate_BI: Tensor, into_BI: Tensor) -> None:
-    """silu. What is left of a strided row after full vectors, torch computes with another exponential."""
+    """Apply SiLU. For the remainder of a strided row after full vectors, torch uses another exponential."""
     if gate_BI.shape[-1] % FLOATS_AT_ONCE == 0:
         torch.ops.aten.silu.out(gate_BI, out=into_BI)
     else:
@@ -440,7 +436,7 @@ def normalize_heads(heads_BHD: Tensor, weight_HD: Tensor, epsilon: float) -> Ten
 
 @contextmanager
 def intra_op_threads(count: int) -> Iterator[None]:
-    """Operations of the calling thread are shared by so many threads."""
+    """Set the number of threads for operations of the calling thread."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)

@@ -1,9 +1,9 @@
-"""The CPU decode step with what lies between the matrix products compiled (native/decode.c); cpu.py is its twin.
+"""The CPU decode step with compiled code between the matrix products (native/decode.c); cpu.py is the reference implementation.
 
-Products and the exponential of the activation stay those of PyTorch, which have bits of their own. Where its library shows
-them, a lane takes one call a step: the compiled code calls them itself. Elsewhere it takes nine calls a layer instead of some
-thirty, which matters twice: threads take turns to start them, and what a call leaves in the cache the next one would have to
-fetch. Heads keep the dimensions in the model's order: the kernel turns halves.
+Matrix products and the activation's exponential remain PyTorch's, whose bits cannot be reproduced. If its library exports them,
+the compiled code calls them itself, and a lane takes one call per step. Otherwise it takes nine calls per layer instead of
+about thirty. That helps twice: threads take turns starting calls, and data stays in the cache. Heads keep the model's order of
+dimensions; the kernel rotates halves.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from cohort.ops.fused.projection import Adapters, fill_zero_adapters
 from cohort.ops.products import uses_onednn
 
 VECTOR = 16
-"""Floats that the activation takes at once (decode.c); none may reach from row to row."""
+"""Floats per vector of the activation (decode.c). A vector must not span rows."""
 MADE_UP_ROWS = 37
-"""Rows on which the two ways through the layers are compared: more than a block of any product, and odd."""
+"""Rows for comparing the two ways through the layers: odd, and more than a block of any product."""
 _whole_steps: dict[tuple[Any, ...], bool] = {}
-"""By shape and library: whether one call for all layers gave the bits of one call after the other, in this process."""
+"""Shape and library -> whether one call for all layers gave the same bits as separate calls, in this process."""
 
 
 class NativeLane(Lane):
-    """With what the kernel is told: `arguments` of the rows, and with `stack` all layers."""
+    """A lane with the arguments of the kernel: `arguments` for its rows, `stack` for all layers."""
 
     def __init__(self, decoder: NativeDecoder, number: int, rows: slice, live_length: int) -> None:
         super().__init__(decoder, number, rows, live_length)
@@ -61,7 +61,7 @@ class NativeLane(Lane):
         )
         start = rows.start * cache.stride(2) * cache.element_size()
         self.caches = [(keys.data_ptr() + start, values.data_ptr() + start) for keys, values in cache]
-        """Per layer where keys and values of the first row begin."""
+        """Per layer, the addresses of the first row's keys and values."""
         filled = [fill_layer(*three) for three in zip(decoder.layers, decoder.adapters, self.caches, strict=True)]
         self.layers = (type(filled[0]) * len(filled))(*filled)
         self.stack = fill_structure(
@@ -94,12 +94,12 @@ def fill_adapters(adapters: Adapters) -> Any:
     structure = fill_structure(
         "adapters", down=adapters.down_RI, parts=ctypes.addressof(parts), count=len(filled), rank=len(adapters.down_RI)
     )
-    structure.filled = parts  # it holds their address alone
+    structure.filled = parts  # keeps alive what the structure only points to
     return structure
 
 
 class NativeDecoder(CpuDecoder):
-    """A CpuDecoder with the same bits: float32 keys and values, of which each row reads its own."""
+    """A CpuDecoder with the same bits. Keys and values are float32, and each row reads only its own."""
 
     lane_class = NativeLane
 
@@ -126,23 +126,23 @@ class NativeDecoder(CpuDecoder):
         }
 
     def zero_positions(self, length: int) -> None:
-        """Nothing is read that was not written."""
+        """Not needed: nothing unwritten is read."""
 
     def count_positions(self, longest: int) -> int:
         return self.length
 
     def can_take_whole_steps(self) -> bool:
-        """Whether one call takes rows through all layers with the bits of one call after the other.
+        """Return whether one call through all layers gives the same bits as separate calls.
 
-        Found out with the model's own weights, once per shape: the functions that are borrowed from PyTorch are not part of its
-        interface. An odd number of rows, so that the activation has a rest after full vectors wherever it can have one.
+        Tested once per shape, with the model's own weights, because the functions borrowed from PyTorch are not part of its
+        interface. The number of rows is odd, so that the activation has a remainder after full vectors wherever it can.
         """
         fused = self.fused
         if (
             self.native.borrowed is None
-            or uses_onednn()  # the product that is borrowed is MKL's
+            or uses_onednn()  # the borrowed product is MKL's
             or fused.intermediate % VECTOR
-            # In narrower registers PyTorch has another rest after full vectors: so few numbers that a comparison may miss it.
+            # Narrower registers have another remainder after full vectors, of so few numbers that a comparison may miss it.
             or (fused.intermediate % FLOATS_AT_ONCE and torch.backends.cpu.get_cpu_capability() != "AVX512")
             or not self.embedding.is_contiguous()
             or any(layer.head_norm is not None for layer in self.layers)
@@ -162,13 +162,13 @@ class NativeDecoder(CpuDecoder):
                 super().run(lane, tokens_B, positions_B)
                 expected_BH = lane.normed.clone()
                 for left in (lane.hidden, lane.normed, lane.delta, lane.qkv, lane.mixed, lane.gate_up, lane.activated):
-                    left.fill_(torch.nan)  # or what is not computed would be found as the other way left it
+                    left.fill_(torch.nan)  # otherwise results that were not computed would be left over from the other way
                 self.run_whole(lane, tokens_B, positions_B)
             _whole_steps[shape] = torch.equal(lane.normed, expected_BH)
         return _whole_steps[shape]
 
     def run(self, lane: Any, tokens_B: Tensor, positions_B: Tensor) -> None:
-        # Threads that share the operations of a large layer share its products, which a call for all layers takes alone.
+        # Threads that share a large layer's operations also share its products; one call for all layers would not.
         whole = self.whole_steps and torch.get_num_threads() == 1
         (self.run_whole if whole else super().run)(lane, tokens_B, positions_B)
 

@@ -1,10 +1,10 @@
-"""What training on a CPU does between its matrix products, compiled (native/train.c); `Twins` in functions.py says the same in
-PyTorch, and ops/packed_attention.py attention.
+"""Compiled operations between the matrix products of training on a CPU (native/train.c).
 
-Modules of transformers spend half of a training step of a small model outside of its products: thirty operations a layer, each of
-which reads and writes all activations, and attention that copies them to float64 and back. Here a block of a layer is one pass,
-and attention widens what it reads in the first caches. The forward keeps the bits of decoding; SiLU stays with PyTorch, whose
-exponential has bits of its own.
+The reference implementations are `TorchOperations` in functions.py and, for attention, ops/packed_attention.py. With the
+modules of transformers half of a small model's training step is spent outside its products: thirty operations per layer that
+read and write all activations, and attention that copies them to float64 and back. Here a block of a layer is one pass, and
+attention widens data in the first caches. The forward has the bits of decoding. SiLU remains PyTorch's, whose exponential
+cannot be reproduced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from cohort.ops.fused.cpu import apply_silu
-from cohort.ops.fused.functions import Heads, NormInputs, Rotary, Twins
+from cohort.ops.fused.functions import Heads, NormInputs, Rotary, TorchOperations
 from cohort.ops.fused.native import LANES, Native, NoNative, fill_structure
 from cohort.ops.layout import Layout, lay_out
 from cohort.ops.packed_attention import attend
@@ -29,17 +29,17 @@ CHUNK = 32
 BLOCK = 16
 """As in train.c."""
 LONGEST_ROW = 4096
-"""Longer rows are left to PyTorch: the widened keys and values of a head would outgrow the caches."""
+"""Longer rows use PyTorch: the widened keys and values of a head would not fit the caches."""
 ELEMENTS_PER_THREAD = 400_000
-"""With fewer, rows are done before another thread is awake."""
+"""With fewer, the rows are done before another thread has started."""
 ALIASED = 64
-"""Rows of a multiple of this many numbers would meet in the same places of a cache."""
+"""Rows of a multiple of this many numbers would share cache sets."""
 TOLERANCE = 1e-5
-"""Of the largest number, where the compiled operations are compared with their twins: the same sums in another order."""
+"""Accepted difference from the reference implementations, relative to the largest number: the same sums in another order."""
 
 
 class NativeOperations:
-    """The operations of functions.py for one shape of heads, in float32; and attention."""
+    """The operations of functions.py for one head shape in float32, and attention."""
 
     def __init__(self, native: Native):
         self.native = native
@@ -47,18 +47,18 @@ class NativeOperations:
         self.memory = torch.empty(0, 0, dtype=torch.float64)
 
     def run_rows(self, function: Callable[..., None], job: Any, rows: Tensor) -> None:
-        """A job whose tasks are chunks of these rows; in as many threads as have enough of them."""
+        """Run a job whose tasks are chunks of these rows, in as many threads as have enough of them."""
         self.run_tasks(function, job, min(count_chunks(len(rows)), rows.numel() // ELEMENTS_PER_THREAD))
 
     def run_clusters(self, function: Callable[..., None], job: Any, layout: Layout, dim: int) -> None:
-        """A job of attention over heads of `dim`, whose tasks are clusters of rows with a key head each."""
+        """Run an attention job over heads of `dim`. Its tasks are clusters of rows with one key head each."""
         self.run_tasks(function, job, job.clusters * job.kv_heads, self.find_scratch(layout, dim))
 
     def run_tasks(self, function: Callable[..., None], job: Any, tasks: int, memory: Tensor | None = None) -> None:
-        """Let every thread, but no more of them than tasks, take tasks; row i of `memory` is that of thread i.
+        """Run the tasks in all threads, but not more threads than tasks; row i of `memory` belongs to thread i.
 
-        A signal may raise here at any moment (base/interrupts.py) while other threads are still at work. They hold on to the job, it
-        to all that they read and write, and nobody else is given their scratch memory.
+        A signal may raise here at any time (base/interrupts.py) while other threads are still working. They keep the job and
+        its tensors alive, and their scratch memory is not reused.
         """
         threads = max(1, min(torch.get_num_threads(), tasks))
         job.memory = memory
@@ -79,9 +79,9 @@ class NativeOperations:
         return self.pool
 
     def compare(self, heads: Heads, width: int) -> None:
-        """Run every operation on made-up rows beside its twin; NoNative where one gives something else.
+        """Compare every operation with its reference implementation on random rows. Raises NoNative if one differs.
 
-        Hidden states are compared before every run (training.py), but nobody would notice a gradient that is wrong.
+        Hidden states are also compared before every run (training.py), but a wrong gradient would go unnoticed.
         """
         generator = torch.Generator().manual_seed(0)
 
@@ -101,7 +101,9 @@ class NativeOperations:
             "swiglu_forward": (noise(rows, 2 * width),),
             "swiglu_backward": (noise(rows, width), noise(rows, 2 * width), True),
         }
-        results = {name: (getattr(self, name)(*given), getattr(Twins, name)(*given)) for name, given in arguments.items()}
+        results = {
+            name: (getattr(self, name)(*given), getattr(TorchOperations, name)(*given)) for name, given in arguments.items()
+        }
         weights, scaling = noise(rows, heads.query, heads.dim), heads.dim**-0.5
 
         def attention(function: Callable[..., Tensor]) -> tuple[Tensor, ...]:
@@ -116,13 +118,13 @@ class NativeOperations:
                 if found is not None and not (found - expected).abs().max() <= TOLERANCE * expected.abs().max():
                     raise NoNative(f"its {name} has other numbers than PyTorch's")
 
-    # -- operations, as in functions.Twins ---------------------------------------------------------------------------------
+    # -- operations, as in functions.TorchOperations -----------------------------------------------------------------------
 
     def add_norm_forward(
         self, hidden_TH: Tensor, delta_TH: Tensor | None, weight_H: Tensor, epsilon: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         if not self.native.sum_lanes:
-            return Twins.add_norm_forward(hidden_TH, delta_TH, weight_H, epsilon)
+            return TorchOperations.add_norm_forward(hidden_TH, delta_TH, weight_H, epsilon)
         hidden_TH = hidden_TH.contiguous()
         delta_TH = None if delta_TH is None else delta_TH.contiguous()
         total_TH = hidden_TH if delta_TH is None else torch.empty_like(hidden_TH)
@@ -153,7 +155,7 @@ class NativeOperations:
 
     def rotary_forward(self, qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
         if rotary.query_norm is not None:
-            return Twins.rotary_forward(qkv_TP, rotary)
+            return TorchOperations.rotary_forward(qkv_TP, rotary)
         heads, qkv_TP = rotary.heads, qkv_TP.contiguous()
         query_THD, key_TKD = (qkv_TP.new_empty(len(qkv_TP), count, heads.dim) for count in (heads.query, heads.kv))
         job = self.fill_rotary(rotary, rows=len(qkv_TP), qkv=qkv_TP, query=query_THD, key=key_TKD)
@@ -164,7 +166,7 @@ class NativeOperations:
         self, d_heads: Sequence[Tensor], qkv_TP: Tensor | None, rotary: Rotary, want_bias: bool, want_norm: bool
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
         if rotary.query_norm is not None:
-            return Twins.rotary_backward(d_heads, qkv_TP, rotary, want_bias, want_norm)
+            return TorchOperations.rotary_backward(d_heads, qkv_TP, rotary, want_bias, want_norm)
         d_query_THD, d_key_TKD, d_value_TKD = (part.contiguous() for part in d_heads)
         rows = len(d_query_THD)
         d_qkv_TP = d_query_THD.new_empty(rows, rotary.heads.width)
@@ -203,7 +205,7 @@ class NativeOperations:
     def attend(
         self, layout: Layout, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, window: int | None = None
     ) -> Tensor:
-        """packed_attention.attend."""
+        """Compute packed_attention.attend."""
         if layout.longest_row > LONGEST_ROW or (window is not None and window < layout.longest_row):
             return attend(layout, query_THD, key_TKD, value_TKD, scaling, window)
         out: Tensor = _Attention.apply(query_THD, key_TKD, value_TKD, self, layout, scaling)
@@ -222,7 +224,7 @@ class NativeOperations:
         )  # fmt: skip
 
     def find_scratch(self, layout: Layout, dim: int) -> Tensor:
-        """Scratch memory for each thread, kept for the next call."""
+        """Return scratch memory for each thread, kept for the next call."""
         size = find_stride(layout) * (6 * dim + 2 * BLOCK) + 3 * BLOCK * dim
         threads = torch.get_num_threads()
         if self.memory.shape[0] < threads or self.memory.shape[1] < size:
@@ -233,14 +235,9 @@ class NativeOperations:
 class _Attention(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query_THD: Tensor,
-        key_TKD: Tensor,
-        value_TKD: Tensor,
-        operations: NativeOperations,
-        layout: Layout,
+        ctx: Any, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, operations: NativeOperations, layout: Layout,
         scaling: float,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         query_THD, key_TKD, value_TKD = (join_heads(part) for part in (query_THD, key_TKD, value_TKD))
         tokens, heads, dim = query_THD.shape
         out_THD, lse_TH = query_THD.new_empty(tokens, heads, dim), query_THD.new_empty(tokens, heads, dtype=torch.float64)
@@ -274,5 +271,5 @@ def find_stride(layout: Layout) -> int:
 
 
 def join_heads(part_THD: Tensor) -> Tensor:
-    """With a token's heads together; tokens may lie apart."""
+    """Return the heads of each token contiguously; tokens may be strided."""
     return part_THD if part_THD.stride()[1:] == (part_THD.shape[2], 1) else part_THD.contiguous()

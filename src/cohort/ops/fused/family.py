@@ -1,9 +1,9 @@
-"""A Llama, Mistral, Qwen2 or Qwen3 model as plain tensors.
+"""Reads a Llama, Mistral, Qwen2 or Qwen3 model into plain tensors.
 
-Queries, keys and values are one matrix product instead of three, gate and up one instead of two. For that their weights are
-laid into one tensor, of which the model's own parameters become views: there is no second copy, and whatever updates the
-parameters in place (an optimizer step, a loaded checkpoint) has updated the fused tensor. Something that gives a parameter
-new storage instead, or a module another parameter, would leave the fused tensor behind; `FusedModel.is_current` finds that out.
+Queries, keys and values are one matrix product instead of three, gate and up one instead of two. Their weights are in one
+tensor, and the model's parameters become views of it. So there is no second copy, and in-place updates of the parameters (an
+optimizer step, a loaded checkpoint) also update the fused tensor. Replacing a parameter's storage, or the parameter of a
+module, would leave the fused tensor stale; `FusedModel.is_current` detects that.
 """
 
 from __future__ import annotations
@@ -60,20 +60,20 @@ def read_switches(layer: Any) -> tuple[bool, list[str], list[str], dict[str, flo
 
 FAMILIES = ("LlamaModel", "MistralModel", "Qwen2Model", "Qwen3Model")
 ROTARY_TYPES = ("default", "linear", "llama3", "yarn")
-"""Kinds of rotary embedding whose frequencies do not depend on the length of the sequence."""
+"""Kinds of rotary embedding whose frequencies do not depend on the sequence length."""
 
 
 @dataclass(frozen=True)
 class FusedLayer:
     input_norm: Tensor
     qkv: Projection
-    """[(query heads + 2 kv heads) * D, H]; rows of all queries, then keys, then values."""
+    """[(query heads + 2 kv heads) * D, H]: rows of all queries, then keys, then values."""
     query_norm: Tensor | None
     key_norm: Tensor | None
     out: Projection
     post_norm: Tensor
     gate_up: Projection
-    """[2 I, H]; rows of gate, then up."""
+    """[2 I, H]: rows of gate, then up."""
     down: Projection
     window: int | None
 
@@ -87,7 +87,7 @@ class FusedModel:
     captured: CapturedWeights
     embedding: Tensor
     padding: int | None
-    """Token whose embedding gets no gradient."""
+    """The token whose embedding gets no gradient."""
     layers: tuple[FusedLayer, ...]
     norm: Tensor
     epsilon: float
@@ -111,7 +111,7 @@ class FusedModel:
         return self.embedding.device
 
     def is_current(self) -> bool:
-        """Whether the model has the parameters it had, as the views they were made into, and the same adapters switched on."""
+        """Return whether the parameters are still the views made here, and the same adapters are switched on."""
         return self.captured.are_current()
 
     @property
@@ -120,17 +120,17 @@ class FusedModel:
 
     @property
     def adapters(self) -> list[Adapters]:
-        """Those that are switched on."""
+        """The active adapters."""
         return [projection.adapters for projection in self.projections if projection.adapters is not None]
 
     def rotary(self, positions_T: Tensor, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """Cosine and sine [T, D / 2] of the angles at these positions."""
+        """Return cosine and sine [T, D / 2] of the angles at these positions."""
         angles_TD = positions_T[:, None].float() * self.frequencies
         return (angles_TD.cos() * self.rotary_scale).to(dtype), (angles_TD.sin() * self.rotary_scale).to(dtype)
 
 
 def fuse(model: Any) -> FusedModel:
-    """Lay a model's projections together and read it; EngineError with the reason where it is not one of the families."""
+    """Fuse a model's projections and read it. Raises EngineError with the reason if the model is not supported."""
     backbone, config = model.base_model, model.config.get_text_config()
     _check_family(backbone, config)
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -173,7 +173,7 @@ def _check_family(backbone: Any, config: Any) -> None:
 
 
 def _list_linear_layers(number: int, layer: Any) -> tuple[dict[str, Any], ...]:
-    """By name, those of each projection."""
+    """Return the linear layers of each projection, by name."""
 
     def name_layers(owner: Any, *names: str) -> dict[str, Any]:
         return {f"{name} of layer {number}": getattr(owner, name) for name in names}
@@ -188,7 +188,7 @@ def _list_linear_layers(number: int, layer: Any) -> tuple[dict[str, Any], ...]:
 
 
 def _list_norms(layer: Any) -> tuple[Any, Any, Any, Any]:
-    """Weights of those before attention, of queries and keys where there are any, and after attention."""
+    """Return the norm weights: before attention, of queries and keys if any, and after attention."""
     attention, normed = layer.self_attn, hasattr(layer.self_attn, "q_norm")
     heads = (attention.q_norm.weight, attention.k_norm.weight) if normed else (None, None)
     return layer.input_layernorm.weight, *heads, layer.post_attention_layernorm.weight

@@ -1,13 +1,13 @@
-"""The blocks of a layer as autograd functions that keep as little as the backward can do with.
+"""The blocks of a layer as autograd functions that keep little memory for the backward.
 
-Between the matrix products, which stay with torch, each block calls the operations of `kernels_train.py` on a GPU, those of
-`cpu_training.py` on a CPU where they could be compiled, and those of `Twins`, the same formulas in plain torch, elsewhere. What
-autograd would keep and these do not: normed activations (made again from the residual stream and one number per row, in the
-pass that needs both anyway), the product of gate and up (made again from the two), and projections before the rotary
-embedding (a rotation is undone without its input).
+Matrix products remain torch's. Between them each block calls the operations of `kernels_train.py` on a GPU, those of
+`cpu_training.py` on a CPU where they could be compiled, and elsewhere those of `TorchOperations`, the same formulas in plain
+torch. Autograd would keep three things that these functions recompute: normed activations (from the residual stream and one
+number per row, in a pass that reads both anyway), the product of gate and up, and projections before the rotary embedding (a
+rotation can be inverted).
 
-Weights that lie in one tensor are multiplied as one (projection.py). Their own parameters are arguments too, only so that autograd
-knows where the gradients belong: each gets the rows of one product, and a parameter that needs no gradient costs nothing.
+Weights in one tensor are multiplied as one (projection.py). Their own parameters are arguments too, so that autograd knows
+where the gradients belong. Each gets the rows of one product, and a parameter without a gradient costs nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 @dataclass(frozen=True)
 class Heads:
-    """How the columns of fused projections are cut: all queries, then keys, then values."""
+    """The columns of a fused projection: all queries, then keys, then values."""
 
     query: int
     kv: int
@@ -55,7 +55,7 @@ class Heads:
 
 @dataclass(frozen=True)
 class Norm:
-    """An RMSNorm; `weight` takes part in autograd."""
+    """An RMSNorm. `weight` takes part in autograd."""
 
     weight: Tensor
     epsilon: float
@@ -63,7 +63,7 @@ class Norm:
 
 @dataclass(frozen=True)
 class Rotary:
-    """Cosine and sine [T, D / 2] in float32, and the norms of queries and keys before the rotation, where a model has them."""
+    """Cosine and sine [T, D / 2] in float32, and the norms of queries and keys before the rotation, if the model has them."""
 
     cosine: Tensor
     sine: Tensor
@@ -71,19 +71,19 @@ class Rotary:
     query_norm: Tensor | None = None
     key_norm: Tensor | None = None
     epsilon: float = 0.0
-    """Of the two norms."""
+    """Epsilon of the two norms."""
 
 
 class NormInputs(NamedTuple):
-    """What the backward of a norm reads: the rows, one over the root mean square of each in float32, and the weight."""
+    """The inputs of a norm's backward: the rows, 1 / root mean square of each in float32, and the weight."""
 
     total_TH: Tensor
     inverse_T: Tensor
     weight_H: Tensor
 
 
-class Twins:
-    """The operations of `kernels_train.py` in plain torch: the slow twins of the tests, and what runs without a GPU."""
+class TorchOperations:
+    """The operations of `kernels_train.py` in plain torch: the reference in tests, and the fallback without a GPU."""
 
     @staticmethod
     def add_norm_forward(
@@ -130,7 +130,7 @@ class Twins:
             (heads.queries, d_query_THD, rotary.query_norm),
             (heads.keys, d_key_TKD, rotary.key_norm),
         ):
-            # Turning by the opposite angle is the transpose of a rotation.
+            # Rotating by the opposite angle is the transpose of a rotation.
             back_THD = _rotate_halves(gradient_THD.to(wide), rotary.cosine, -rotary.sine)
             if norm_D is not None and qkv_TP is not None:
                 unit_THD, inverse_TH1 = _normalise_rows(cut(qkv_TP), rotary.epsilon)
@@ -161,16 +161,16 @@ class Twins:
 
 
 def choose_operations(tensor: Tensor) -> Any:
-    """The kernels where a GPU can run them, their twins elsewhere."""
+    """Return the kernels if a GPU can run them, else TorchOperations."""
     if not has_kernels(tensor.device) or tensor.dtype not in KERNEL_DTYPES:
-        return Twins
+        return TorchOperations
     from cohort.ops.fused import kernels_train
 
     return kernels_train
 
 
 def add_norm(hidden_TH: Tensor, delta_TH: Tensor | None, norm: Norm, using: Any = None) -> tuple[Tensor, Tensor]:
-    """hidden + delta, and its norm. `using`, here and below: operations to take instead of those of the device."""
+    """Return hidden + delta, and its norm. `using`, here and below: operations to use instead of the device's."""
     operations = using or choose_operations(hidden_TH)
     total_TH, normed_TH = _AddNorm.apply(operations, norm.epsilon, hidden_TH, delta_TH, norm.weight)
     return total_TH, normed_TH
@@ -184,41 +184,29 @@ def norm_linear(
     rotary: Rotary | None = None,
     using: Any = None,
 ) -> tuple[Tensor, ...]:
-    """hidden + delta, and the projection of its norm.
+    """Return hidden + delta, and the projection of its norm.
 
-    With `rotary` the projection is cut into turned queries [T, heads, D], turned keys and values [T, kv_heads, D].
+    With `rotary` the projection is split into rotated queries [T, heads, D], and rotated keys and values [T, kv_heads, D].
     """
     outputs: tuple[Tensor, ...] = _NormLinear.apply(
-        using or choose_operations(hidden_TH),
-        norm.epsilon,
-        rotary,
-        projection,
-        hidden_TH,
-        delta_TH,
-        norm.weight,
-        *((None, None) if rotary is None else (rotary.query_norm, rotary.key_norm)),
-        *projection.parameters,
-    )
+        using or choose_operations(hidden_TH), norm.epsilon, rotary, projection, hidden_TH, delta_TH, norm.weight,
+        *((None, None) if rotary is None else (rotary.query_norm, rotary.key_norm)), *projection.parameters,
+    )  # fmt: skip
     return outputs
 
 
 def swiglu_down(gate_up_TJ: Tensor, down: Projection, using: Any = None) -> Tensor:
-    """The down projection of silu(gate) * up."""
+    """Return the down projection of silu(gate) * up."""
     result: Tensor = _SwigluDown.apply(using or choose_operations(gate_up_TJ), down, gate_up_TJ, *down.parameters)
     return result
 
 
 def project(rows_TI: Tensor, projection: Projection) -> Tensor:
-    """A projection of rows as they are. Without an adapter to train, autograd keeps none of them under a frozen weight."""
+    """Return the projection of rows. Without a trainable adapter, autograd keeps none of them under a frozen weight."""
     if projection.adapters is None and projection.weight is not None:
-        return multiply_rows(rows_TI, projection.parts[0])
+        return run_steadily(lambda rows: F.linear(rows, projection.parts[0]), rows_TI)
     result: Tensor = _Project.apply(projection, rows_TI, *projection.parameters)
     return result
-
-
-def multiply_rows(rows_TI: Tensor, weight_OI: Tensor, bias_O: Tensor | None = None) -> Tensor:
-    """A linear layer, with the same bits for a row in whatever company."""
-    return run_steadily(lambda rows: F.linear(rows, weight_OI, bias_O), rows_TI)
 
 
 class _AddNorm(Function):
@@ -245,25 +233,16 @@ class _AddNorm(Function):
 class _NormLinear(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        using: Any,
-        epsilon: float,
-        rotary: Rotary | None,
-        projection: Projection,
-        hidden_TH: Tensor,
-        delta_TH: Tensor | None,
-        norm_H: Tensor,
-        query_norm_D: Tensor | None,
-        key_norm_D: Tensor | None,
-        *parameters: Tensor,
-    ) -> Any:
+        ctx: Any, using: Any, epsilon: float, rotary: Rotary | None, projection: Projection, hidden_TH: Tensor,
+        delta_TH: Tensor | None, norm_H: Tensor, query_norm_D: Tensor | None, key_norm_D: Tensor | None, *parameters: Tensor,
+    ) -> Any:  # fmt: skip
         ctx.operations, ctx.epsilon, ctx.rotary, ctx.projection = using, epsilon, rotary, projection
         total_TH, normed_TH, inverse_T = using.add_norm_forward(hidden_TH, delta_TH, norm_H, epsilon)
         projected_TP, reduced_TR = projection.multiply(normed_TH)
         outputs = (projected_TP,) if rotary is None else using.rotary_forward(projected_TP, rotary)
-        # A rotation is undone without its input, a norm is not.
+        # A rotation can be inverted without its input, a norm cannot.
         kept_TP = None if query_norm_D is None else projected_TP
-        # Parameters are kept too, so that autograd notices where they were changed before the backward.
+        # Parameters are kept too, so that autograd notices if they change before the backward.
         ctx.save_for_backward(total_TH, inverse_T, norm_H, kept_TP, reduced_TR, *parameters)
         ctx.set_materialize_grads(False)
         return total_TH, *outputs
@@ -342,7 +321,7 @@ class _Project(Function):
 def _differentiate_outputs(
     ctx: Any, d_outputs: Sequence[Tensor | None], qkv_TP: Tensor | None, want_bias: bool, want_norm: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the projection, of its bias, and of the norms of queries and keys, from those of what was cut from it."""
+    """Return the gradients of the projection, its bias, and the norms of queries and keys."""
     rotary: Rotary | None = ctx.rotary
     if rotary is None:
         (d_projected_TP,) = d_outputs
@@ -364,19 +343,19 @@ def _widen_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def _normalise_rows(rows: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
-    """Rows over their root mean square, not rounded yet, and one over it."""
+    """Return the rows divided by their root mean square, not rounded yet, and 1 / root mean square."""
     wide = rows.to(_widen_dtype(rows.dtype))
     inverse = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
     return wide * inverse, inverse
 
 
 def _differentiate_norm(d_unit: Tensor, unit: Tensor, inverse: Tensor) -> Tensor:
-    """The gradient of a row loses its part along the row, whose length the norm takes away."""
+    """Return the gradient of rows before a norm: it has no part along the row, whose length the norm removes."""
     return (d_unit - unit * (d_unit * unit).mean(-1, keepdim=True)) * inverse
 
 
 def _rotate_halves(rows_THD: Tensor, cosine_TD: Tensor, sine_TD: Tensor) -> Tensor:
-    """The first half of each head is turned with the second, as transformers pairs them."""
+    """Rotate the first half of each head with the second, the pairing of transformers."""
     cosine_T1D, sine_T1D = cosine_TD[:, None], sine_TD[:, None]
     first, second = rows_THD.chunk(2, dim=-1)
     return torch.cat([first * cosine_T1D - second * sine_T1D, second * cosine_T1D + first * sine_T1D], dim=-1)

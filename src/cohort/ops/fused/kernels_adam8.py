@@ -1,9 +1,9 @@
-"""One kernel for one AdamW update of one tensor with 8-bit moments; its twin in PyTorch is `adam8.update_pieces`.
+"""The kernel of an AdamW update with 8-bit moments. The reference implementation is `adam8.update_pieces`.
 
-Read per element: master 4 bytes, gradient 4, codes 2; written: master 4, codes 2; scales are 1/32 of a byte each way. A
-block of 256 elements is one row of a tile and belongs to one program, so its new scale is a maximum within the program:
-no atomics, no second pass. Square roots and divisions are correctly rounded: the codes of the twin, up to fused
-multiply-adds, which move a value across the drawn threshold about once in 10^4 times.
+Read per element: master 4 bytes, gradient 4, codes 2; written: master 4, codes 2; scales are 1/32 of a byte each way. A block
+of 256 elements is one row of a tile and belongs to one program, so its new scale is a maximum within the program: no atomics,
+no second pass. Square roots and divisions are correctly rounded, so the codes are those of the reference, except that fused
+multiply-adds move about one value in 10^4 across the random threshold.
 """
 
 from __future__ import annotations
@@ -83,11 +83,11 @@ def _adam8_kernel(  # type: ignore[no-untyped-def]
 
 
 def update_fused(master: Tensor, gradient: Tensor, moments: Moments, rule: Rule, key: tuple[int, int]) -> None:
-    """`adam8.update_pieces` in one launch; master and gradient are contiguous."""
+    """Do `adam8.update_pieces` in one launch. Master and gradient must be contiguous."""
     assert master.is_contiguous()
     assert gradient.is_contiguous()
     size = master.numel()
-    with torch.cuda.device_of(master):  # Triton launches on the current device, which need not be the tensor's
+    with torch.cuda.device_of(master):  # Triton launches on the current device, which may be another one
         _adam8_kernel[(triton.cdiv(size, ROWS * BLOCK),)](
             master, gradient, moments.first_codes, moments.first_scales, moments.second_codes, moments.second_scales, size,
             1.0 - rule.rate * rule.decay, rule.rate / rule.correction1, rule.beta1, 1.0 - rule.beta1, rule.beta2,

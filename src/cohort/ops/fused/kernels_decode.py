@@ -1,14 +1,16 @@
-"""Triton kernels of one decode step. The sampler's twin in plain torch is in engine/slots.py; tests spell out the others'.
+"""Triton kernels of one decode step, and the decoder that calls them: eight kernels per layer, none of which waits for the
+host.
 
-What decides the speed of a step is how often memory is read, so each kernel reads what it needs once:
+The speed of a step depends on memory reads, so each kernel reads its data once:
 
 - `attend` gives one program a slot and one of its key/value heads, with all queries of that head as the rows of a small
-  matrix product: keys and values are read once, where they lie, and only as far as the row is long. (The usual kernel has a
+  matrix product. Keys and values are read once, in place, and only up to the row's length. (The usual kernel has a
   program per query head, and reads the keys of a group of seven seven times.)
-- `sample` reads the logits once for the log-sum-exp, the noise and the winner together; the noise is made where it is used.
-- rows that are finished, or fill up a bucket, read nothing.
+- `sample` reads the logits once for the log-sum-exp, the noise and the winner together. The noise is computed where it is used.
+- Rows that are finished, or only fill up a bucket, read nothing.
 
-No kernel adds atomically and none waits for the host: a step can be captured in a CUDA graph, and gives the same bits again.
+No kernel uses atomics or waits for the host, so a step can be captured in a CUDA graph, and its bits are reproducible. The
+sampler's reference implementation is in engine/slots.py, the others' are in the tests.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ INTERPRETED = tl.constexpr(os.environ.get("TRITON_INTERPRET") == "1")
 """Tests run the kernels on a CPU with Triton's interpreter."""
 KEYS_AT_ONCE = 64
 PROGRAMS_WANTED = 264
-"""Two for each multiprocessor of a large GPU: below that, rows are split along their keys."""
+"""Two per multiprocessor of a large GPU. With fewer, rows are split along their keys."""
 MOST_SPLITS = 16
 VOCABULARY_AT_ONCE = 2048
 VOCABULARY_SPLIT = 16384
@@ -66,7 +68,7 @@ def _add_norm(hidden, delta, weight, normed, width, epsilon, HAS_DELTA: tl.const
 
 
 def add_norm(hidden_BH: Tensor, delta_BH: Tensor | None, weight_H: Tensor, epsilon: float) -> Tensor:
-    """hidden += delta in place, then its RMSNorm."""
+    """Add delta to hidden in place, and return its RMSNorm."""
     rows, width = hidden_BH.shape
     normed_BH = torch.empty_like(hidden_BH)
     block = round_to_power_of_two(width)
@@ -95,7 +97,7 @@ def _apply_swiglu(gate_up, out, width, BLOCK: tl.constexpr):
 
 
 def apply_swiglu(gate_up_BI: Tensor) -> Tensor:
-    """silu(gate) * up of rows that hold gate and up side by side."""
+    """Return silu(gate) * up for rows of [gate, up]."""
     rows, width = gate_up_BI.shape[0], gate_up_BI.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up_BI.dtype, device=gate_up_BI.device)
     _apply_swiglu[(rows, triton.cdiv(width, 1024))](gate_up_BI, out, width, 1024, num_warps=4)
@@ -107,7 +109,7 @@ def apply_swiglu(gate_up_BI: Tensor) -> Tensor:
 
 @triton.jit
 def _rotate_heads(source, cosine, sine, head, at, inside, weight, epsilon, half, HAS_NORM: tl.constexpr):
-    """Two halves of the heads at `source`, normalised where the family does that, and turned."""
+    """Return two halves of the heads at `source`, normalised if the family does that, and rotated."""
     first = tl.load(source + head * 2 * half + at, mask=inside, other=0.0).to(tl.float32)
     second = tl.load(source + head * 2 * half + half + at, mask=inside, other=0.0).to(tl.float32)
     if HAS_NORM:
@@ -162,7 +164,7 @@ def rotate_and_store(
     values_SKTD: Tensor,
     query_heads: int,
 ) -> Tensor:
-    """Turn queries and keys, write keys and values into row b at its position, and give the queries [B, heads, D]."""
+    """Rotate queries and keys, store keys and values in row b at its position, and return the queries [B, heads, D]."""
     rows, (_, kv_heads, _, dim) = len(qkv_BX), keys_SKTD.shape
     query_BHD = torch.empty(rows, query_heads, dim, dtype=qkv_BX.dtype, device=qkv_BX.device)
     half = dim // 2
@@ -233,7 +235,7 @@ def _attend(
     if SPLITS == 1:
         tl.store(out + query_at, mixed / tl.maximum(total, 1e-38)[:, None], mask=inside)
     else:
-        # One row of `partial` holds the mixture, its largest score and its total.
+        # A row of `partial` has the mixture, its largest score and its total.
         target = partial + ((((row * KV_HEADS + kv_head) * SPLITS + split) * GROUP + member[:, None]) * (DIM + 2))
         tl.store(target + at[None, :], mixed, mask=inside)
         real = (member < GROUP)[:, None]
@@ -245,7 +247,7 @@ def _attend(
 def _join(
     partial, out, HEADS: tl.constexpr, GROUP: tl.constexpr, DIM: tl.constexpr, DIM_BLOCK: tl.constexpr, SPLITS: tl.constexpr
 ):
-    """Put the splits of one query together, each by its share of the whole sum."""
+    """Combine the splits of a query by their shares of the sum."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
     split = tl.arange(0, SPLITS)
@@ -253,7 +255,7 @@ def _join(
     source = partial + (((row * (HEADS // GROUP) + head // GROUP) * SPLITS + split) * GROUP + head % GROUP) * (DIM + 2)
     largest = tl.load(source + DIM)
     factor = tl.exp(largest - tl.max(largest, 0))
-    # All splits of a finished row are empty: -inf less -inf is no number, and such a row has no weight.
+    # All splits of a finished row are empty: -inf minus -inf is NaN, so such a row gets weight 0.
     factor = tl.where(largest == -float("inf"), 0.0, factor)
     total = tl.sum(tl.load(source + DIM + 1) * factor, 0)
     mixed = tl.load(source[:, None] + at[None, :], mask=at[None, :] < DIM, other=0.0)
@@ -262,7 +264,7 @@ def _join(
 
 
 def choose_splits(rows: int, kv_heads: int, length: int) -> int:
-    """Into how many parts the keys of a row are cut, so that few rows keep the whole GPU busy."""
+    """Return into how many parts to split the keys of a row, so that few rows occupy the whole GPU."""
     wanted = -(-PROGRAMS_WANTED // (rows * kv_heads))
     return min(MOST_SPLITS, round_to_power_of_two(wanted), round_to_power_of_two(-(-length // KEYS_AT_ONCE)))
 
@@ -277,7 +279,7 @@ def attend(
     window: int | None = None,
     softcap: float = 0.0,
 ) -> Tensor:
-    """Attention of one query per row over the row's own keys up to its position; [B, heads, D]. Finished rows give zeros."""
+    """Attend from one query per row to the row's keys up to its position; returns [B, heads, D], zeros for finished rows."""
     (rows, heads, dim), (_, kv_heads, length, _) = query_BHD.shape, keys_SKTD.shape
     group, splits = heads // kv_heads, choose_splits(rows, kv_heads, length)
     out_BHD = torch.empty_like(query_BHD)
@@ -289,7 +291,7 @@ def attend(
         query_BHD, keys_SKTD, values_SKTD, positions_B, done_B, out_BHD, partial,
         keys_SKTD.stride(0), keys_SKTD.stride(1), scaling, window or (1 << 30), softcap,
         group, kv_heads, dim, max(16, round_to_power_of_two(group)), dim_block, KEYS_AT_ONCE, splits, query_BHD.dtype == torch.float32,
-        num_warps=4, num_stages=3 if dim_block < 128 else 2,  # as measured on an H200: deeper pipelines fill the shared memory
+        num_warps=4, num_stages=3 if dim_block < 128 else 2,  # measured on an H200: deeper pipelines exceed the shared memory
     )  # fmt: skip
     if splits > 1:
         _join[(rows, heads)](partial, out_BHD, heads, group, dim, dim_block, splits, num_warps=1)
@@ -301,7 +303,7 @@ def attend(
 
 @triton.jit
 def _log(value):
-    # Not tl.log, whose last bits are approximate: the noise must be that of every other engine.
+    # Not tl.log, whose last bits are approximate: the noise must be equal in all engines.
     if INTERPRETED:
         result = tl.log(value)
     else:
@@ -332,7 +334,7 @@ def _scan_vocabulary(
     SPLIT: tl.constexpr, BLOCK: tl.constexpr, GREEDY: tl.constexpr, M1: tl.constexpr, M2: tl.constexpr, SPREAD_P: tl.constexpr,
     SPREAD_I: tl.constexpr,
 ):  # fmt: skip
-    """One stretch of one row's vocabulary: largest scaled logit, sum of exponentials, and the winner with its noise."""
+    """Scan a part of a row's vocabulary: largest scaled logit, sum of exponentials, and the winner with its noise."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     slot = tl.load(slot_of_row + row)
@@ -370,7 +372,7 @@ def _scan_vocabulary(
         best_index = tl.where(better, index, best_index)
         best_value = tl.where(better, value, best_value)
     winner = tl.max(best, 0)
-    # Of equal scores the first token wins, as in torch.
+    # The first of equal scores wins, as in torch.
     chosen = tl.min(tl.where(best == winner, best_index, 2147483647), 0)
     value = tl.sum(tl.where((best == winner) & (best_index == chosen), best_value, 0.0), 0)
     target = partial + (row * tl.num_programs(1) + part) * 5
@@ -386,7 +388,7 @@ def _write_token(
     partial, slot_of_row, owners, counts, positions, done, tokens, limits, stop_ids, token_ids, logprobs, width,
     PARTS: tl.constexpr, PARTS_BLOCK: tl.constexpr, STOPS: tl.constexpr, STOPS_BLOCK: tl.constexpr, ADVANCE: tl.constexpr,
 ):  # fmt: skip
-    """Put the stretches of a row together, write the token down and see whether the completion is over."""
+    """Combine the parts of a row, store the token, and determine whether the completion is finished."""
     row = tl.program_id(0).to(tl.int64)
     slot = tl.load(slot_of_row + row)
     if tl.load(done + slot) == 0:
@@ -401,14 +403,14 @@ def _write_token(
         value = tl.load(source + 4, mask=inside, other=0.0)
         best = tl.max(score, 0)
         chosen = tl.min(tl.where(inside & (score == best), index, 2147483647), 0)
-        # A row without a finite logit has no winner; token 0 stands for it, and its log-prob, no number, stops the run.
+        # A row without a finite logit has no winner. It gets token 0 with a log-prob of NaN, which stops the run.
         chosen = tl.where(chosen == 2147483647, 0, chosen)
         value = tl.sum(tl.where((score == best) & (index == chosen), value, 0.0), 0)
 
         owner = tl.load(owners + slot).to(tl.int64)
         count = tl.load(counts + slot)
         tl.store(token_ids + owner * width + count, chosen)
-        # The maximum is subtracted first: a log-prob near 0 would otherwise be rounded to the scale of the logits.
+        # The maximum is subtracted first: a log-prob near 0 would otherwise be rounded at the scale of the logits.
         tl.store(logprobs + owner * width + count, (value - top) - tl.log(total))
         tl.store(tokens + slot, chosen.to(tl.int64))
         tl.store(counts + slot, count + 1)
@@ -423,7 +425,9 @@ def _write_token(
 
 
 def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: float, advance: bool) -> None:
-    """The next token of each row that is not done, with its log-prob, written down in `state` (engine/slots.py); temperature 0 is greedy."""
+    """Sample the next token of each unfinished row and store it with its log-prob in `state` (engine/slots.py); temperature 0
+    is greedy.
+    """
     rows, vocabulary = logits_BV.shape
     parts, stops = -(-vocabulary // VOCABULARY_SPLIT), len(state.stop_ids)
     partial = torch.empty(rows * parts * 5, dtype=torch.float32, device=logits_BV.device)
@@ -442,12 +446,12 @@ def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: fl
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# x
+# One step
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 class FusedDecoder:
-    """Reads the policy's own parameters: a step after an update is a step of the new policy."""
+    """Decodes with the policy's own parameters: a step after an update uses the new policy."""
 
     def __init__(self, fused: FusedModel, slots: int, length: int) -> None:
         self.fused = fused
@@ -461,7 +465,7 @@ class FusedDecoder:
         return {self.shape: padded}, last_hidden_PH
 
     def step(self, tokens_B: Tensor, positions_B: Tensor, done_B: Tensor, longest: int) -> Tensor:
-        """Hidden states [B, H] after the final norm; keys and values of the tokens are in the cache afterwards."""
+        """Return hidden states [B, H] after the final norm. The tokens' keys and values are in the cache afterwards."""
         fused = self.fused
         rows = len(tokens_B)
         hidden_BH = F.embedding(tokens_B, fused.embedding)

@@ -1,10 +1,10 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs
 """Triton kernels of the loss head: one pass over a chunk's logits for scores, one for their gradient.
 
-A row of logits (600 KB for a vocabulary of 152k) is read by one program, which keeps a running maximum, sum and first
-moment in every lane and joins the lanes once, at the end: no reduction across threads inside the loop, no atomics, the
-same bits every time. Entropy comes from the moment of z - max, so it does not cancel where logits are large. Twins:
-`score` and `differentiate` of cohort/ops/logprobs.py.
+One program reads a row of logits (600 KB for a vocabulary of 152k). It keeps a running maximum, sum and first moment in every
+lane and joins the lanes once at the end. The loop has no reduction across threads and no atomics, so the bits are reproducible.
+The entropy uses the moment of z - max, so it does not cancel for large logits. The reference implementations are `score` and
+`differentiate` of cohort/ops/logprobs.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from cohort.ops.logprobs import ChunkScores, Curve
 
 BLOCK = 2048
 LAUNCH = {"num_warps": 4, "enable_fp_fusion": False}
-"""A product and a sum that one kernel fuses and the other does not would give rows made again other bits than rows kept."""
+"""No fused multiply-adds: if only one of the kernels fused them, recomputed rows would differ from kept ones."""
 LOWEST = tl.constexpr(-1.0e30)
-"""Below every logit, and finite: an infinite start would make 0 * inf of lanes that have read nothing."""
+"""Below every logit but finite: with an infinite start, lanes that read nothing would compute 0 * inf."""
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def _apply_curve(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.const
 
 @triton.jit
 def _find_slope(curved, scale, softcap, inverse_temperature, HAS_SOFTCAP: tl.constexpr):
-    """d curved / d raw, from the curved value."""
+    """Return d curved / d raw, from the curved value."""
     if HAS_SOFTCAP:
         share = curved / (inverse_temperature * softcap)
         return (1.0 - share * share) * (scale * inverse_temperature)
@@ -60,7 +60,7 @@ def _score_kernel(
         inside = places < vocabulary
         raw = tl.load(logits + places, mask=inside, other=0.0)
         curved = tl.where(inside, _apply_curve(raw, scale, softcap, inverse_temperature, HAS_SOFTCAP), LOWEST)
-        # Either the old sum shrinks or the new term is below the peak, never both: one exponential serves.
+        # Either the old sum shrinks or the new term is below the peak, never both, so one exponential is enough.
         gap = curved - peak
         factor = tl.exp(-tl.abs(gap))
         rises = gap > 0

@@ -1,12 +1,12 @@
-"""Triton kernels of the training backbone: everything between its matrix products, each read and written once.
+"""Triton kernels of the training backbone: everything between its matrix products, with each tensor read and written once.
 
-What differs from writing the formulas in torch: a residual add, its norm and the rounding between them are one pass over
-memory; the backward of a norm also adds the gradient of the residual stream, and writes the normed activations again for the
-weight gradient that follows, so the forward need not keep them. Gradients of weights that are summed over tokens are summed
-by each program over its own tokens and then over programs, in a fixed order: no atomics, so a run can be repeated.
+Differences from the formulas in torch: a residual addition, its norm and the rounding in between are one pass over memory. The
+backward of a norm also adds the gradient of the residual stream, and recomputes the normed activations for the following weight
+gradient, so the forward does not keep them. Weight gradients are summed by each program over its own tokens and then over
+programs, in a fixed order without atomics, so runs are reproducible.
 
-The formulas are those of `functions.Twins`, which has the same functions in plain torch; sums and products are in float32.
-Block sizes follow from the width by a simple rule instead of a search, because searching costs start-up time.
+The formulas are those of `functions.TorchOperations`, the reference implementation; sums and products are in float32. Block
+sizes follow from the width by a simple rule, because a search would cost start-up time.
 """
 
 # mypy: allow-untyped-defs, allow-incomplete-defs
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from cohort.ops.fused.functions import Heads, NormInputs, Rotary
 
 COLUMNS_PER_PROGRAM = 1024
-"""Columns of an element-wise kernel's program: 4 warps with 8 values, 16 bytes of bfloat16, per thread."""
+"""Columns per program of an element-wise kernel: 4 warps with 8 values, 16 bytes of bfloat16, per thread."""
 FORWARD_TILE, BACKWARD_TILE = 2048, 1024
-"""Pairs of values that a program of the rotary kernels turns at once; the backward also keeps sums, and has fewer registers."""
+"""Pairs of values that a program of the rotary kernels rotates at once. The backward also keeps sums, and has fewer registers."""
 WARPS_PER_PROCESSOR = 32
-"""Warps that looping kernels keep on each multiprocessor: half of what fits, each with several loads on the way."""
+"""Warps of looping kernels per multiprocessor: half of the maximum, each with several loads in flight."""
 
 
 @triton.jit
@@ -90,7 +90,7 @@ def _add_norm_backward_kernel(
 
 @triton.jit
 def _normalise_heads(first, second, first_scale, second_scale, epsilon, DIM: tl.constexpr):
-    """Norm over each head of a tile of two halves; gives the normed halves, rounded as the modules round, and 1 / root."""
+    """Normalise each head of a tile of two halves. Returns the normed halves, rounded as in the modules, and 1 / root."""
     low, high = first.to(tl.float32), second.to(tl.float32)
     mean = (tl.sum(low * low, axis=2) + tl.sum(high * high, axis=2)) / DIM
     inverse_root = tl.rsqrt(mean + epsilon)[:, :, None]
@@ -101,7 +101,7 @@ def _normalise_heads(first, second, first_scale, second_scale, epsilon, DIM: tl.
 
 @triton.jit
 def _load_head_scale(query_norm, key_norm, head, at, inside, QUERY_HEADS: tl.constexpr):
-    """The norm weights of each head of a tile: those of queries or of keys."""
+    """Load the norm weights of each head of a tile: those of queries or of keys."""
     query_scale = tl.load(query_norm + at, mask=inside, other=0.0).to(tl.float32)
     key_scale = tl.load(key_norm + at, mask=inside, other=0.0).to(tl.float32)
     return tl.where(head < QUERY_HEADS, query_scale, key_scale)
@@ -137,7 +137,7 @@ def _rotary_forward_kernel(
 
 @triton.jit
 def _load_heads(query, key, value, query_at, key_at, value_at, shift, is_query, is_key, is_value):
-    """A tile of heads out of three tensors; what the masks leave out is not read."""
+    """Load a tile of heads from three tensors; masked values are not read."""
     tile = tl.load(query + query_at + shift, mask=is_query, other=0.0).to(tl.float32)
     tile += tl.load(key + key_at + shift, mask=is_key, other=0.0).to(tl.float32)
     return tile + tl.load(value + value_at + shift, mask=is_value, other=0.0).to(tl.float32)
@@ -212,7 +212,7 @@ def _rotary_backward_kernel(
         tl.store(bias_partial + at_row, first_bias, mask=row_inside)
         tl.store(bias_partial + at_row + HALF, second_bias, mask=row_inside)
     if NORM_GRADIENT:
-        # Values have no norm: their rows of the partial sums are left out, and not read.
+        # Values have no norm: their rows of the partial sums are not written, and not read.
         tl.store(norm_partial + at_row, first_norm, mask=row_inside & (head_row < TURNED))
         tl.store(norm_partial + at_row + HALF, second_norm, mask=row_inside & (head_row < TURNED))
 
@@ -249,14 +249,14 @@ def _swiglu_backward_kernel(
     tl.store(d_gate_up + at, d_gate.to(d_gate_up.dtype.element_ty), mask=inside)
     tl.store(d_gate_up + at + COLUMNS, (gradient * silu).to(d_gate_up.dtype.element_ty), mask=inside)
     if WRITE:
-        # The gradient at these places has been read by this program alone, so its memory serves again.
+        # Only this program reads the gradient at these positions, so its memory can be reused.
         tl.store(d_activation + narrow_at, (silu * up).to(d_activation.dtype.element_ty), mask=inside)
 
 
 def add_norm_forward(
     hidden_TH: Tensor, delta_TH: Tensor | None, weight_H: Tensor, epsilon: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """hidden + delta, its RMSNorm, and 1 / root mean square of each row in float32."""
+    """Return hidden + delta, its RMSNorm, and 1 / root mean square of each row in float32."""
     if delta_TH is not None and delta_TH.shape != hidden_TH.shape:
         raise ValueError(f"add_norm adds {tuple(delta_TH.shape)} to {tuple(hidden_TH.shape)}")
     hidden_TH = hidden_TH.contiguous()
@@ -276,7 +276,7 @@ def add_norm_forward(
 def add_norm_backward(
     d_normed_TH: Tensor, d_total_TH: Tensor | None, inputs: NormInputs, want_normed: bool, want_weight: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Gradient of the residual stream before the norm, the normed activations again, and the gradient of the weight."""
+    """Return the gradient of the residual stream before the norm, the normed activations, and the gradient of the weight."""
     total_TH, inverse_T, weight_H = inputs.total_TH.contiguous(), inputs.inverse_T, inputs.weight_H
     rows, columns = total_TH.shape
     block = triton.next_power_of_2(columns)
@@ -297,7 +297,7 @@ def add_norm_backward(
 
 
 def rotary_forward(qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
-    """Turned queries and keys, and the values, as views. Without head norms `qkv_TP` itself is turned: it costs no memory."""
+    """Return rotated queries and keys, and the values, as views. Without head norms `qkv_TP` is rotated in place."""
     heads, tokens, turned = rotary.heads, qkv_TP.shape[0], rotary.heads.query + rotary.heads.kv
     has_norm = rotary.query_norm is not None
     out_TP = torch.empty(tokens, turned * heads.dim, dtype=qkv_TP.dtype, device=qkv_TP.device) if has_norm else qkv_TP
@@ -313,7 +313,7 @@ def rotary_forward(qkv_TP: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tens
 def rotary_backward(
     d_heads: Sequence[Tensor], qkv_TP: Tensor | None, rotary: Rotary, want_bias: bool, want_norm: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor | None]:
-    """Gradients of the projections [T, P], of their biases [P], and of the two head norms."""
+    """Return the gradients of the projections [T, P], of their biases [P], and of the two head norms."""
     gradients = [gradient if gradient.stride(-1) == 1 else gradient.contiguous() for gradient in d_heads]
     heads, (tokens, device) = rotary.heads, (gradients[0].shape[0], gradients[0].device)
     d_qkv_TP = torch.empty(tokens, heads.width, dtype=gradients[0].dtype, device=device)
@@ -339,14 +339,14 @@ def rotary_backward(
 
 
 def swiglu_forward(gate_up_TJ: Tensor) -> Tensor:
-    """silu(gate) * up of [T, 2 I]."""
+    """Return silu(gate) * up of [T, 2 I]."""
     activation_TI = gate_up_TJ.new_empty(gate_up_TJ.shape[0], gate_up_TJ.shape[1] // 2)
     _launch_by_columns(_swiglu_forward_kernel, activation_TI, (gate_up_TJ.contiguous(), activation_TI))
     return activation_TI
 
 
 def swiglu_backward(d_activation_TI: Tensor, gate_up_TJ: Tensor, want_activation: bool) -> tuple[Tensor, Tensor | None]:
-    """Gradient of [T, 2 I], and the activation again, which takes the place of its gradient in memory."""
+    """Return the gradient of [T, 2 I], and the activation, which overwrites its own gradient."""
     d_activation_TI = d_activation_TI.contiguous()
     d_gate_up_TJ = torch.empty_like(gate_up_TJ, memory_format=torch.contiguous_format)
     arguments = (d_activation_TI, gate_up_TJ.contiguous(), d_gate_up_TJ)
@@ -355,14 +355,15 @@ def swiglu_backward(d_activation_TI: Tensor, gate_up_TJ: Tensor, want_activation
 
 
 def _list_rotary_inputs(rotary: Rotary) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Angles and norms; where there is no norm any tensor stands for it, and is not read."""
+    """Return angles and norms. Any tensor stands in for a missing norm and is not read."""
     norms = [rotary.cosine if norm is None else norm for norm in (rotary.query_norm, rotary.key_norm)]
     return rotary.cosine, rotary.sine, norms[0], norms[1]
 
 
 def _choose_tile(heads: Heads, served: int, pairs: int) -> dict[str, int]:
-    """What both rotary kernels are compiled for. A tile of so many pairs has tokens, some of the heads that are served, few of
-    them empty, and the places of half a head."""
+    """Return the options of both rotary kernels. A tile of so many pairs has tokens, some of the served heads with few empty
+    ones, and the positions of half a head.
+    """
     block = triton.next_power_of_2(heads.dim // 2)
     head_block = next(count for count in (16, 8, 4, 2, 1) if triton.cdiv(served, count) * count <= served * 5 // 4)
     return {
@@ -377,18 +378,20 @@ def _choose_tile(heads: Heads, served: int, pairs: int) -> dict[str, int]:
 
 
 def _choose_warps(block: int) -> int:
-    """8 values, 16 bytes of bfloat16, for each thread of a program that holds one row."""
+    """Return the number of warps with 8 values, 16 bytes of bfloat16, per thread, for a program that processes one row."""
     return min(16, max(4, block // 256))
 
 
 @lru_cache
 def _count_processors(device: torch.device) -> int:
-    """Multiprocessors of a GPU; Triton's interpreter on the CPU counts as a small one, so that programs loop there too."""
+    """Return the multiprocessors of a GPU. Triton's interpreter on a CPU counts as a small one, so that programs loop there
+    too.
+    """
     return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 1
 
 
 def _launch_by_columns(kernel: Any, rows_TI: Tensor, arguments: Sequence[Any], **options: Any) -> None:
-    """An element-wise kernel over all columns of all rows."""
+    """Launch an element-wise kernel over all columns of all rows."""
     tokens, columns = rows_TI.shape
     block = min(COLUMNS_PER_PROGRAM, triton.next_power_of_2(columns))
     blocks = triton.cdiv(columns, block)
@@ -396,9 +399,9 @@ def _launch_by_columns(kernel: Any, rows_TI: Tensor, arguments: Sequence[Any], *
 
 
 def _launch(kernel: Any, grid: tuple[int, ...], arguments: Sequence[Any], **options: Any) -> None:
-    """The kernel over a grid, on the device of its first argument: Triton launches on the current one, which need not be that.
+    """Launch the kernel on the device of its first argument; Triton would use the current device.
 
-    A grid without programs has nothing to do, and CUDA refuses it.
+    An empty grid is skipped, because CUDA refuses it.
     """
     if all(grid):
         with torch.cuda.device_of(arguments[0]):

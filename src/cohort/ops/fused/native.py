@@ -1,9 +1,8 @@
-"""The compiled part of decoding and training on a CPU (native/): never required.
+"""Loads the compiled code for decoding and training on a CPU (native/), which is optional.
 
-A file that the package brought is taken where one fits; else it is compiled where a compiler is found (building.py). Wherever it
-comes from, every process compares it with PyTorch, bit for bit, before it relies on it. Whatever goes wrong (no compiler, no
-place to write, other bits) costs speed and nothing else: the PyTorch twin in cpu.py decodes, the modules of transformers
-train, and the reason stands in the first lines of a run.
+A file from the wheel is used if one fits; otherwise it is compiled if there is a compiler (building.py). Every process compares
+it with PyTorch bit for bit before using it. Any failure (no compiler, no writable folder, other bits) only costs speed: cpu.py
+decodes with PyTorch, the modules of transformers train, and the first lines of a run print the reason.
 
 COHORT_NATIVE=0 switches it off.
 """
@@ -29,15 +28,15 @@ from cohort.ops.noise import make_gumbel
 
 SWITCH = "COHORT_NATIVE"
 LANES = 8
-"""Dimensions of a head that the kernel takes at once (LANES in common.h)."""
+"""Head dimensions per vector (LANES in common.h)."""
 SUM_LANES = (16, 8, 4)
-"""Columns in which PyTorch may add up a row: floats in the registers that it was built for."""
+"""Numbers of columns in which PyTorch may sum a row: floats per register of its build."""
 
 
 I64, POINTER = ctypes.c_int64, ctypes.c_void_p
 NUMBERS = {"int64_t": I64, "double": ctypes.c_double}
 POINTED_TO = {"float": torch.float32, "double": torch.float64, "int64_t": torch.int64}
-"""Types of C."""
+"""C types."""
 FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "attend": (I64, POINTER, POINTER, POINTER, I64),
     "normalize": (None, POINTER, POINTER, I64),
@@ -47,12 +46,14 @@ FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "swiglu_backward": (None, POINTER),
     **dict.fromkeys(("attention_forward", "attention_backward"), (None, POINTER, POINTER)),
 }
-"""What the functions of the library give, and take."""
+"""Result and arguments of the library's functions."""
 
 
 @functools.cache
 def read_structures() -> dict[str, type[Any]]:
-    """The structs of the C sources, by name: what their fields are is said there alone. `dtypes`: of what their pointers point to."""
+    """Return the structs of the C sources by name; the sources alone define their fields. `dtypes`: types of the pointers'
+    targets.
+    """
     text = re.sub(r"/\*.*?\*/", "", read_source().decode(), flags=re.DOTALL)
     found = {}
     for name, body in re.findall(r"^struct (\w+) \{(.*?)\};", text, re.DOTALL | re.MULTILINE):
@@ -68,13 +69,13 @@ def read_structures() -> dict[str, type[Any]]:
 
 
 def fill_structure(name: str, **fields: Any) -> Any:
-    """A struct of the C sources. Tensors and arrays give their address, and live as long as the struct does."""
+    """Fill a struct of the C sources. It stores the addresses of tensors and arrays, and keeps them alive."""
     kind: Any = read_structures()[name]
 
     def find_address(field: str, value: Any) -> Any:
         if isinstance(value, Tensor):
             expected = kind.dtypes[field]
-            if value.dtype != expected:  # the norms of a model may have another dtype than the rest
+            if value.dtype != expected:  # a model's norms may have another dtype
                 raise EngineError(f"compiled code reads {field} in {expected}, not in {value.dtype}")
             return value.data_ptr()
         return value.ctypes.data if hasattr(value, "ctypes") else value
@@ -86,8 +87,9 @@ def fill_structure(name: str, **fields: Any) -> Any:
 
 @dataclass(frozen=True)
 class Borrowed:
-    """Addresses of functions inside PyTorch: its matrix product, its exponential of sixteen floats, and how many threads a
-    product of the calling thread takes."""
+    """Addresses of functions inside PyTorch: its matrix product, its exponential of sixteen floats, and the setter of the
+    calling thread's number of threads.
+    """
 
     product: int
     exponential: int
@@ -96,26 +98,26 @@ class Borrowed:
 
 @dataclass(frozen=True)
 class Native:
-    """The kernel for one shape of heads. Calls release Python's lock: threads with rows of their own run side by side."""
+    """The compiled functions for one head shape. They release the GIL, so threads with their own rows run in parallel."""
 
     attend: Callable[..., int]
-    """(rows, keys, values, window): turn, write down and attend, from `qkv` to `mixed`; a row outside of its slot, or -1."""
+    """(rows, keys, values, window): rotate, store and attend, from `qkv` to `mixed`. Returns a row outside its slot, or -1."""
     normalize: Callable[..., None]
-    """(rows, weight, with_delta): add `delta` to `hidden`, if asked, and give RMSNorm in `normed`."""
+    """(rows, weight, with_delta): add `delta` to `hidden` if asked, and write its RMSNorm to `normed`."""
     uniforms: Callable[..., None]
-    """(keys, positions, count, vocabulary, into): random numbers of ops/noise.py, with their sign turned."""
+    """(keys, positions, count, vocabulary, into): the negated random numbers of ops/noise.py."""
     sum_lanes: int
-    """Columns in which it adds up a row; 0: PyTorch's order of adding is not known, and norms are left to it."""
+    """Columns in which it sums a row; 0: PyTorch's order of summing is unknown, and PyTorch computes the norms."""
     library: Any
-    """The loaded library, for what training calls (cpu_training.py)."""
+    """The loaded library, for training (cpu_training.py)."""
     decode_layers: Callable[..., int]
-    """(stack): tokens through all layers, to `normed`; a row outside of its slot, or -1."""
+    """(stack): take tokens through all layers, to `normed`. Returns a row outside its slot, or -1."""
     borrowed: Borrowed | None = None
-    """What `decode_layers` needs of PyTorch; None: it has other functions, or they give other bits, and Python calls one
-    operation after the other."""
+    """PyTorch's functions for `decode_layers`. None if they are missing or give other bits; Python then calls one operation at
+    a time."""
 
     def make_gumbel(self, row_keys_B2: Tensor, positions_B: Tensor, vocab_size: int) -> Tensor:
-        """noise.make_gumbel in a few calls instead of a hundred; the logarithms are PyTorch's, and so are the bits."""
+        """Compute noise.make_gumbel in a few calls instead of a hundred. The logarithms are PyTorch's, so the bits are equal."""
         keys_B2, positions_B = row_keys_B2.contiguous(), positions_B.to(torch.int32).contiguous()
         uniform_BV = torch.empty(len(keys_B2), vocab_size)
         self.uniforms(keys_B2.data_ptr(), positions_B.data_ptr(), len(keys_B2), vocab_size, uniform_BV.data_ptr())
@@ -123,7 +125,7 @@ class Native:
 
 
 def load_library(head_dim: int, group: int, width: int) -> Native:
-    """The kernel for these heads and this width of the residual stream; NoNative with the reason where there is none."""
+    """Return the functions for these heads and this hidden size. Raises NoNative with the reason if there are none."""
     if os.environ.get(SWITCH, "1") == "0":
         raise NoNative(f"{SWITCH}=0")
     if head_dim % LANES:
@@ -136,7 +138,7 @@ def load_library(head_dim: int, group: int, width: int) -> Native:
 
 @functools.lru_cache(maxsize=32)
 def find_library(head_dim: int, group: int, width: int, folder: Path | None, path: str) -> Native | str:
-    """What the package brought, else what is built; loaded and compared once per process and shape. Or the reasons why not."""
+    """Load the wheel's file or build one, and compare it; once per process and shape. Returns the reasons if that fails."""
     reasons = []
     for find in (lambda: find_prebuilt(head_dim), lambda: build_library(head_dim, folder, path)):
         try:
@@ -161,8 +163,9 @@ def find_torch_library() -> str:
 
 
 def borrow_functions() -> Borrowed | None:
-    """Functions of the libraries that PyTorch was built with, where it shows them. Not part of its interface: a build may lack
-    them, and what they give is compared before they are used."""
+    """Return functions of the libraries that PyTorch was built with, if they are exported. They are not part of its interface,
+    so a build may lack them, and their results are compared before use.
+    """
     try:
         library = ctypes.CDLL(find_torch_library())
         found = [library.sgemm_, library.Sleef_expf16_u10, library.MKL_Set_Num_Threads_Local]
@@ -176,9 +179,9 @@ def borrow_functions() -> Borrowed | None:
 
 
 def compare_library(native: Native, head_dim: int, group: int, width: int) -> Native:
-    """Run on made-up rows beside PyTorch. Attention must have its bits; norms are left to it where they do not."""
+    """Compare with PyTorch on random rows. Attention must have the same bits; norms are left to PyTorch if they differ."""
     generator = torch.Generator().manual_seed(0)
-    count, kv_heads, length, window = 32, 2, 29, 7  # so many rows that another order of adding shows
+    count, kv_heads, length, window = 32, 2, 29, 7  # enough rows to reveal another order of summing
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator)
@@ -219,13 +222,13 @@ def compare_library(native: Native, head_dim: int, group: int, width: int) -> Na
         native.normalize(ctypes.byref(fill_rows(own_hidden, qkv, sum_lanes)), weight.data_ptr(), 1)
         if torch.equal(own_hidden, added) and torch.equal(normed, expected_BH):
             return replace(native, sum_lanes=sum_lanes)
-    return replace(native, borrowed=None)  # all layers in one call need norms
+    return replace(native, borrowed=None)  # decode_layers needs the norms
 
 
 def attend_plainly(
     qkv: Tensor, keys: Tensor, values: Tensor, positions: Tensor, turns: Tensor, window: int, scaling: float
 ) -> Tensor:
-    """What `attend` has to give, spelled out row by row."""
+    """Compute the expected result of `attend`, row by row."""
     kv_heads, dim = keys.shape[1], keys.shape[3]
     group = qkv.shape[1] // kv_heads - 2
     out = []

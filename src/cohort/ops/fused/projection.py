@@ -1,14 +1,14 @@
-"""Linear layers that read the same rows, as one product, and the adapters (LoRA) beside them.
+"""Linear layers with the same input as one product, and their LoRA adapters.
 
     y = W x + s B (A x)        A is [rank, inputs], B is [outputs, rank]; W is frozen then
 
-W are the rows of all layers in one tensor, of which the model's own parameters become views; so are the A. Each B is multiplied
-onto the columns of its layer, in place: y is written once by W and added to once. W and B A are never added up. A merged weight
-would have to be made anew after every update, would take the memory of the base once more, and would lose in bfloat16 what is
-smaller than 1/256 of a weight; and sampling and training would no longer be the same sums.
+W has the rows of all layers in one tensor, and the model's own parameters become views of it; likewise the A. Each B is added
+to the columns of its layer in place, so y is written once and added to once. W and B A are never merged. A merged weight would
+have to be recomputed after every update, would need the memory of the base again, would lose values below 1/256 of a weight in
+bfloat16, and sampling and training would no longer compute the same sums.
 
-The backward has no product of the size of W but the one for the rows. It reads A x again, which is kept: for rank 16 that is a number
-for every five hundred of the other activations of a 7B model, and making it again would read all rows once more.
+In the backward only the product for the rows has the size of W. It reads A x, which is kept: at rank 16 that is one number per
+five hundred other activations of a 7B model, and recomputing it would read all rows again.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_four_bit(weight: Any) -> bool:
 
 @torch.no_grad()
 def restore_weight(layer: Any) -> Tensor:
-    """The weight of a linear layer as its products see it."""
+    """Return the weight of a linear layer as its products use it, dequantised if bitsandbytes holds it in 4 bits."""
     if not is_four_bit(layer.weight):
         weight: Tensor = layer.weight
         return weight
@@ -44,7 +44,7 @@ def restore_weight(layer: Any) -> Tensor:
 
 
 MADE_UP_SPREAD = 0.02
-"""Of values that stand in for those of an adapter that is still zero, while it is compared."""
+"""Scale of the values that replace those of an all-zero adapter during a comparison."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,28 +60,28 @@ class LowRank:
 
 @dataclass(frozen=True)
 class Adapters:
-    """Those of a projection, not all of whose layers need have one."""
+    """The adapters of a projection; some layers may have none."""
 
     down_RI: Tensor
-    """A of all of them, detached."""
+    """All A stacked, detached."""
     parts: Sequence[LowRank]
     columns: Sequence[slice]
-    """Of each one's layer in what the projection gives."""
+    """The output columns of each adapter's layer."""
 
     @property
     def reduced(self) -> list[slice]:
-        """Columns of each one in A x."""
+        """Return the columns of each adapter in A x."""
         return cut_places([len(part.down) for part in self.parts])
 
     def add_to(self, projected_TP: Tensor, rows_TI: Tensor) -> Tensor:
-        """Add what the adapters make of the rows; gives A x [T, R]."""
+        """Add the adapters' output in place; returns A x [T, R]."""
         reduced_TR = F.linear(rows_TI, self.down_RI)
         for part, place, columns in zip(self.parts, self.reduced, self.columns, strict=True):
             projected_TP[:, columns].addmm_(reduced_TR[:, place], part.up.t(), alpha=part.scale)
         return reduced_TR
 
     def reduce_gradient(self, d_projected_TP: Tensor) -> Tensor:
-        """The gradient of A x."""
+        """Return the gradient of A x."""
         d_reduced_TR = d_projected_TP.new_empty(len(d_projected_TP), len(self.down_RI))
         for part, place, columns in zip(self.parts, self.reduced, self.columns, strict=True):
             d_reduced_TR[:, place].addmm_(d_projected_TP[:, columns], part.up, beta=0, alpha=part.scale)
@@ -90,7 +90,7 @@ class Adapters:
     def differentiate(
         self, d_projected_TP: Tensor, d_reduced_TR: Tensor, rows_TI: Tensor | None, reduced_TR: Tensor, needed: Sequence[bool]
     ) -> list[Tensor | None]:
-        """Gradients of all A, then of all B."""
+        """Return the gradients of all A, then of all B."""
         ranks = [len(part.down) for part in self.parts]
         d_downs = split_product(d_reduced_TR, rows_TI, ranks, needed[: len(ranks)])
         d_ups = [
@@ -102,9 +102,9 @@ class Adapters:
 
 @dataclass(frozen=True)
 class Projection:
-    """Rows of several linear layers in one tensor, detached, and the parameters that are views of it; the same of their biases.
+    """Rows of several linear layers in one detached tensor, and the parameters that are views of it; the same for their biases.
 
-    A base in 4 bits has no such tensor: its weights are taken back for each product.
+    A 4-bit base has no such tensor; its weights are dequantised for each product.
     """
 
     weight: Tensor | None
@@ -113,11 +113,11 @@ class Projection:
     bias_parts: Sequence[Tensor] = ()
     adapters: Adapters | None = None
     layers: Mapping[str, Any] = field(default_factory=dict)
-    """What it was read from, by name."""
+    """The layers it was read from, by name."""
 
     @classmethod
     def lay_together(cls, layers: Mapping[str, Any]) -> Projection:
-        """Of layers, by name, that all have a bias, or none; EngineError where one is no linear layer that can be read."""
+        """Fuse layers that all have a bias, or none. Raises EngineError if one is not a readable linear layer."""
         bases = [read_base(name, layer) for name, layer in layers.items()]
         found = [read_adapter(name, layer) for name, layer in layers.items()]
         in_bits = {is_four_bit(base.weight) for base in bases}
@@ -141,13 +141,13 @@ class Projection:
 
     @property
     def parameters(self) -> list[Tensor]:
-        """Every parameter that may be trained: weights, biases, all A, all B."""
+        """All parameters that may be trained: weights, biases, all A, all B."""
         adapters = [] if self.adapters is None else self.adapters.parts
         return [*self.parts, *self.bias_parts, *(part.down for part in adapters), *(part.up for part in adapters)]
 
     @property
     def outputs(self) -> list[int]:
-        """Rows of each layer's weight."""
+        """The number of rows of each layer's weight."""
         return [len(part) for part in self.parts]
 
     def read_weight(self) -> Tensor:
@@ -157,7 +157,7 @@ class Projection:
         return restored[0] if len(restored) == 1 else torch.cat(restored)
 
     def multiply(self, rows_TI: Tensor) -> tuple[Tensor, Tensor | None]:
-        """The projection of rows, and A x; on a CPU with the same bits for a row in whatever company."""
+        """Return the projection of rows, and A x. On a CPU a row has the same bits in any batch."""
         count = len(rows_TI)
         if missing := count_missing_rows(count, rows_TI.device):
             rows_TI = F.pad(rows_TI, (0, 0, 0, missing))
@@ -166,7 +166,7 @@ class Projection:
         return projected_TP[:count], None if reduced_TR is None else reduced_TR[:count]
 
     def needs_rows(self, needed: Sequence[bool]) -> bool:
-        """Whether a gradient is made from the rows that were multiplied: that of a weight or of an A."""
+        """Return whether a gradient needs the multiplied rows: that of a weight or of an A."""
         first = len(self.parts) + len(self.bias_parts)
         downs = 0 if self.adapters is None else len(self.adapters.parts)
         return any(needed[: len(self.parts)]) or any(needed[first : first + downs])
@@ -192,7 +192,7 @@ class Projection:
         reduced_TR: Tensor | None,
         needed: Sequence[bool],
     ) -> list[Tensor | None]:
-        """The gradient of each of `parameters` that needs one. `rows_TI`: what was multiplied, where that is needed."""
+        """Return the gradient of each of `parameters`, or None. `rows_TI`: the multiplied rows, where needed."""
         weights, first = len(self.parts), len(self.parts) + len(self.bias_parts)
         d_weights = split_product(d_projected_TP, rows_TI, self.outputs, needed[:weights])
         biases = self.outputs if self.parts else [len(bias) for bias in self.bias_parts]
@@ -209,7 +209,7 @@ class Projection:
 def split_product(
     d_projected_TP: Tensor, rows_TI: Tensor | None, outputs: list[int], needed: Sequence[bool]
 ) -> list[Tensor | None]:
-    """The gradient of each part of a weight; one product for all of them where all are needed."""
+    """Return the gradient of each part of a weight, with a single product if all are needed."""
     if rows_TI is None or not any(needed):
         return [None] * len(needed)
     if all(needed):
@@ -233,7 +233,7 @@ def cut_places(sizes: Sequence[int]) -> list[slice]:
 
 @cache
 def is_lora_kind(kind: type) -> bool:
-    """Whether layers of this class are PEFT's linear layers, over a plain weight or one in 4 bits."""
+    """Return whether the class is PEFT's linear layer, over a plain or a 4-bit weight."""
     if not kind.__module__.startswith("peft."):
         return False
     from peft.tuners import lora
@@ -251,7 +251,7 @@ def get_base(layer: Any) -> Any:
 
 
 def read_base(name: str, layer: Any) -> Any:
-    """The linear layer below its adapters."""
+    """Return the linear layer under its adapters."""
     base = get_base(layer)
     if type(base) is not nn.Linear and not is_four_bit(getattr(base, "weight", None)):
         kind = f"{type(base).__module__.partition('.')[0]}.{type(base).__name__}"
@@ -260,7 +260,7 @@ def read_base(name: str, layer: Any) -> Any:
 
 
 def read_adapter(name: str, layer: Any) -> LowRank | None:
-    """The adapter that is switched on, if any; EngineError where it does anything but B A."""
+    """Return the active adapter, if any. Raises EngineError if it computes anything but B A."""
     if not is_adapted(layer) or layer.disable_adapters:
         return None
     if layer.merged:
@@ -286,7 +286,7 @@ def read_adapter(name: str, layer: Any) -> LowRank | None:
 
 @contextmanager
 def fill_zero_adapters(adapters: Sequence[Adapters]) -> Iterator[None]:
-    """Adapters that are zero are made up meanwhile, and zero again afterwards: a comparison would not see them at all."""
+    """Fill all-zero adapters with values inside, and zero them again: a comparison would not see them otherwise."""
     zero = [part.up for one in adapters for part in one.parts if not part.up.any()]
     generator = torch.Generator().manual_seed(0)
     try:
@@ -305,7 +305,9 @@ def fill_zero_adapters(adapters: Sequence[Adapters]) -> Iterator[None]:
 
 @torch.no_grad()
 def lay_together(parameters: Sequence[Any]) -> Tensor:
-    """One tensor with the rows of all; the parameters become views of it. Parameters that lie so already stay where they are."""
+    """Return one tensor with the rows of all parameters, which become views of it. Parameters that are adjacent already stay
+    where they are.
+    """
     first, rows = parameters[0], sum(parameter.shape[0] for parameter in parameters)
     if lie_adjacent(parameters):
         shape, data = (rows, *first.shape[1:]), first.detach()
@@ -319,7 +321,7 @@ def lay_together(parameters: Sequence[Any]) -> Tensor:
 
 
 def lie_adjacent(parameters: Sequence[Tensor]) -> bool:
-    """Whether the parameters lie in one storage, one after the other."""
+    """Return whether the parameters are adjacent in one storage."""
     storage, end = parameters[0].untyped_storage().data_ptr(), parameters[0].storage_offset()
     for parameter in parameters:
         place = (parameter.untyped_storage().data_ptr(), parameter.storage_offset())

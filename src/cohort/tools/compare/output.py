@@ -40,7 +40,7 @@ def list_cells(contender: ContenderResult, comparison: Comparison) -> dict[str, 
     paired = next(iter(contender.against_first.values()), None)
     shorter, longer = (as_dict(contender.summarise_seeds(side, "length_mean")).get("mean") for side in ("before", "after"))
     memory = max((run.peak_memory_gib for run in contender.finished if run.peak_memory_gib is not None), default=None)
-    training, whole = (contender.average(read) or 0.0 for read in (read_training_seconds, lambda run: run.whole_seconds))
+    training, whole = contender.average(lambda run: run.training_seconds), contender.average(lambda run: run.whole_seconds)
     return {
         "before": make_mean_cell(contender, "before", "pass@1"),
         "after": make_after_cell(contender, len(comparison.seeds) > 1),
@@ -51,14 +51,10 @@ def list_cells(contender: ContenderResult, comparison: Comparison) -> dict[str, 
         "length": Cell(write_number(longer, 1), write_number(shorter, 1)),
         "sampled": Cell(write_amount(contender.average(lambda run: run.sampled_tokens))),
         "trained": Cell(write_amount(contender.average(lambda run: run.trained_tokens))),
-        "time": Cell(write_duration(training), write_duration(whole)),
+        "time": Cell(write_duration(training or 0.0), write_duration(whole or 0.0)),
         "memory": Cell("–" if memory is None else f"{memory:.2f} GiB"),
         "reward": Cell(write_number(contender.average(lambda run: run.last_reward), 3)),
     }
-
-
-def read_training_seconds(run: RunResult) -> float:
-    return run.training_seconds
 
 
 def make_mean_cell(contender: ContenderResult, side: str, what: str) -> Cell:
@@ -127,10 +123,6 @@ def list_texts(contender: ContenderResult, comparison: Comparison) -> list[str]:
     if not contender.finished:
         return ["", "failed, see below" if contender.runs[0].status != "interrupted" else "interrupted"]
     cells = list_cells(contender, comparison)
-    seconds = contender.average(read_training_seconds) or 0.0
-    cells["time"] = Cell(f"{seconds:.0f} s" if seconds < 99.5 else f"{seconds / 60:.0f} min")
-    if seconds >= 99.5 * 60:
-        cells["time"] = Cell(f"{seconds / 3600:.1f} h")
     smaller = {name: f" {cells[name].small}" for name in WITH_INTERVAL}
     return [f"{cells[name].text.removesuffix(' %')}{smaller.get(name, '')}".strip() for name in COLUMNS]
 
@@ -168,11 +160,11 @@ def choose_colour(place: int) -> int:
 
 def show_header(comparison: Comparison) -> Part:
     sentence, detail = describe_comparison(comparison)
-    budget = comparison.budget
+    train = comparison.lineup.base.train
     words = [
         f"recipe {comparison.lineup.base_name}",
         f"seed{'s' if len(comparison.seeds) > 1 else ''} {', '.join(map(str, comparison.seeds))}",
-        f"{budget['train.num_steps']} steps of {budget['train.prompts_per_step']} prompts × {budget['train.group_size']} completions",
+        f"{train.num_steps} steps of {train.prompts_per_step} prompts × {train.group_size} completions",
     ]
     return "header", sentence, [detail], f"{len(comparison.contenders)} contenders", "", words
 

@@ -153,7 +153,7 @@ def collect_signals() -> Iterator[list[int]]:
 def end_child(
     plan: Plan, child: Child, waiting: list[PlannedRun], outcome: Outcome, interrupted: bool, say: Callable[[str], None]
 ) -> list[PlannedRun]:
-    """Report how a child ended; returns the waiting runs without those that needed a failed start."""
+    """Report how a child ended; returns the waiting runs, except runs that needed a failed start."""
     run, took = child.run, write_duration(time.monotonic() - child.started)
     if child.process.returncode == 0 and is_finished(plan, run):
         say(f"{run.name}: finished in {took}{describe_result(plan, run)}")

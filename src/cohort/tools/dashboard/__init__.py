@@ -1,5 +1,5 @@
-"""`cohort dashboard`: run folders in a browser, live. It reads files and never imports a user's code, and has no route that changes anything.
+"""`cohort dashboard`: run folders live in a browser. It only reads files, imports no user code, and has no route that changes anything.
 
-A page is a function in a file of its own and a line in the table of `app.py`; it gives sections as the report does, so that charts, tables
-and styles are those of the report. `guard.py` stands before every route, `shelf.py` knows which runs may be shown.
+A page is a function listed in `app.py`. It returns sections as the report does, so the dashboard uses the report's charts, tables and
+styles. `guard.py` checks every request, `run_index.py` finds the runs that may be shown.
 """

@@ -1,188 +1,111 @@
-"""Questions to the completions of a whole run, answered from the row index: which rows, which groups, in which order.
+"""Filters, orders and pages over the completions of a whole run, by its row index.
 
-The index (observe/rollouts.py) has one record of fixed width for every completion that was kept. A
-question about a million rollouts is a few passes of numpy over it; texts are in the files of the steps, and only those of rows that are
-shown are opened (step_files.py). A run without an index is answered for one step, from the step's own file.
+The index (observe/rollouts.py) has a short record of fixed width for every saved completion, so a query over a million completions is a
+few numpy operations. Texts are in the files of the steps (step_files.py); only those of the rows on a page are read.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from cohort.errors import CohortError, RunError
-from cohort.observe.rollouts import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Rows, fill_rows, list_kept_steps
-from cohort.tools.dashboard.shelf import ShownRun
-from cohort.tools.dashboard.step_files import find_step_file, iterate_batches
+from cohort.errors import NotFound
+from cohort.observe.rollouts import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Rows, list_kept_steps
+from cohort.tools.dashboard.run_index import ShownRun
 
-INDEXED = ("group", "sample", "prompt_index", "completion_ids", "reward", "advantage", "length", "end", "success")
-"""Columns of a step's file that a record is made of."""
 MAX_RECORDS = 4_000_000
-"""Completions that a list goes through: 164 MB of records."""
+"""Completions listed at most: 164 MB of records."""
 
 
-@dataclass(frozen=True)
-class RunRows:
-    """The records that can be asked, and what to say of those that cannot."""
+def load_rows(run: ShownRun) -> tuple[Rows, str]:
+    """The newest records of the row index, and a message if some or all completions of the run are missing from them.
 
-    rows: Rows
-    note: str = ""
-    """Why these are not all completions of the run; empty where they are."""
-
-
-def load_rows(run: ShownRun, step: int | None = None) -> RunRows:
-    """The records of the whole run; of one step, or the newest, where there is no index or the step is not in it."""
-    file = run.find_file(run.folder.index_file)
-    rows, left_out = read_records(file) if file else (np.zeros(0, ROW), 0)
-    if len(rows) and (step is None or (rows["step"] == step).any() or not run.find_file(run.folder.rollouts_file(step))):
-        return RunRows(
-            rows, f"The first {left_out:,} completions of the run are not listed: there are too many." if left_out else ""
-        )
-    kept = list_kept_steps(run.folder.rollouts)
-    if not kept:
-        return RunRows(
-            np.zeros(0, ROW), "No completions are kept in this run; monitors.rollouts_every says of which steps they are."
-        )
-    chosen = kept[-1] if step is None else step
-    if chosen not in kept:
-        return RunRows(np.zeros(0, ROW), f"The completions of step {step} are not kept. {describe_kept(kept)}")
-    why = f"does not hold step {chosen}" if len(rows) else "is missing, for the run was made before there was one"
-    alone = f"These are the completions of step {chosen} alone; to filter and search all steps at once the index is needed."
-    try:
-        return RunRows(index_step(run, chosen), f"The row index (rollouts/index.bin) {why}. {alone} {describe_kept(kept)}")
-    except (CohortError, ValueError, TypeError, OverflowError) as problem:  # a file of unexpected form is a sentence
-        told = (
-            str(problem) if isinstance(problem, CohortError) else f"The file of step {chosen} is none that a run has written."
-        )
-        return RunRows(np.zeros(0, ROW), f"The row index (rollouts/index.bin) {why}. {told}")
-
-
-def read_records(file: Path) -> tuple[Rows, int]:
-    """The newest records of an index, and how many before them are left out.
-
-    They are read, not mapped: a run that is resumed cuts its index, and a process that looks at a map of it then is killed.
+    The file is read, not memory-mapped, because resuming a run truncates it, which would kill a process that maps it.
     """
+    file = run.find_file(run.folder.index_file)
     try:
-        about = file.stat()
-        count = about.st_size // ROW.itemsize
-        return read_version(file, max(0, count - MAX_RECORDS), count, about.st_mtime_ns), max(0, count - MAX_RECORDS)
+        about = file.stat() if file else None
+        count = about.st_size // ROW.itemsize if about else 0
+        if file and about and count:
+            left_out = max(0, count - MAX_RECORDS)
+            note = f"The first {left_out:,} completions of the run are not listed." if left_out else ""
+            return read_records(file, left_out, count, about.st_mtime_ns), note
     except OSError:
-        return np.zeros(0, ROW), 0
+        pass
+    if list_kept_steps(run.folder.rollouts):
+        return np.zeros(
+            0, ROW
+        ), "The row index (rollouts/index.bin) is missing or empty. `cohort look` shows completions without it."
+    return np.zeros(0, ROW), "This run has saved no completions. monitors.rollouts_every sets the steps that are saved."
 
 
 @lru_cache(maxsize=2)
-def read_version(file: Path, first: int, end: int, _written: int) -> Rows:
-    """The records from `first` to before `end`. Those of a million completions are 41 MB, and read in some 20 ms."""
+def read_records(file: Path, first: int, end: int, _modified: int) -> Rows:
+    """The records from `first` to before `end`: 41 MB and about 20 ms for a million completions."""
     rows: Rows = np.fromfile(file, ROW, end - first, offset=first * ROW.itemsize)
     rows.flags.writeable = False
     return rows
 
 
-def describe_kept(kept: Sequence[int]) -> str:
-    return (
-        f"Steps {kept[0]} to {kept[-1]} are kept, {len(kept)} of them." if len(kept) > 1 else f"Step {kept[0]} alone is kept."
-    )
-
-
-def index_step(run: ShownRun, step: int) -> Rows:
-    """The records of one step, made from its file; which of them a finding names is not known there."""
-    rows: list[dict[str, Any]] = []
-    tokens: list[bytes] = []
-    for _, batch in iterate_batches(find_step_file(run, step), INDEXED):
-        place = batch.schema.get_field_index("completion_ids")
-        tokens += read_token_bytes(batch.column(place)) if place >= 0 else []
-        rows += (batch.remove_column(place) if place >= 0 else batch).to_pylist()
-
-    def read(name: str, otherwise: Any) -> list[Any]:
-        return [otherwise if row.get(name) is None else row[name] for row in rows]
-
-    columns = {name: read(name, 0) for name in ("group", "sample", "prompt_index", "length")}
-    columns |= {"reward": read("reward", np.nan), "advantage": read("advantage", np.nan), "success": read("success", -1)}
-    columns |= {"step": [step] * len(rows), "end": [row.get("end") == "length" for row in rows]}
-    numbers: dict[bytes, int] = {}
-    same = [numbers.setdefault(key, len(numbers)) for key in tokens] or range(len(rows))  # without tokens no copy is known
-    return fill_rows(columns, [(number,) for number in same])
-
-
-def read_token_bytes(column: Any) -> list[bytes]:
-    """The ids of every completion as bytes, which tell copies apart without an object for each token."""
-    values, edges = column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy(zero_copy_only=False).tolist()
-    return [values[first:last].tobytes() for first, last in pairwise(edges)]
-
-
 # -- filters and orders ------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Filter:
-    """A kind of completions that can be listed alone."""
-
-    label: str
-    about: str
-    """What is in it, in a sentence."""
-    keep: Callable[[Rows], np.ndarray]
-
-
-FILTERS: dict[str, Filter] = {
-    "all": Filter("all", "Every completion that was kept.", lambda rows: np.ones(len(rows), bool)),
-    "wrong_rewarded": Filter(
+FILTERS: dict[str, tuple[str, str, Callable[[Rows], np.ndarray]]] = {
+    "all": ("all", "Every saved completion.", lambda rows: np.ones(len(rows), bool)),
+    "wrong_rewarded": (
         "wrong but rewarded", "Judged wrong, with a reward above 0.", lambda rows: rows["flags"] & WRONG_REWARDED != 0
     ),
-    "wrong": Filter("wrong", "Judged wrong.", lambda rows: rows["success"] == 0),
-    "truncated": Filter("truncated", "Cut at max_completion_tokens.", lambda rows: rows["end"] == 1),
-    "duplicates": Filter(
-        "duplicates", "The same text as an earlier completion of the group.", lambda rows: rows["flags"] & DUPLICATE != 0
+    "wrong": ("wrong", "Judged wrong.", lambda rows: rows["success"] == 0),
+    "truncated": ("truncated", "Cut at max_completion_tokens.", lambda rows: rows["end"] == 1),
+    "duplicates": (
+        "duplicates", "Same text as an earlier completion of the group.", lambda rows: rows["flags"] & DUPLICATE != 0
     ),
-    "evidence": Filter(
-        "findings' evidence", "Named by what a finding looks at in that step.", lambda rows: rows["flags"] & EVIDENCE != 0
-    ),
-    "unscored": Filter("without a score", "No reward function could judge it.", lambda rows: np.isnan(rows["reward"])),
-}
+    "evidence": ("evidence", "Named as evidence by a finding at that step.", lambda rows: rows["flags"] & EVIDENCE != 0),
+    "unscored": ("unscored", "No reward function returned a score.", lambda rows: np.isnan(rows["reward"])),
+}  # fmt: skip
+"""Name in the address -> label, description, test."""
 
 ORDERS: dict[str, tuple[str, Callable[[Rows], np.ndarray] | None]] = {
     "newest": ("newest first", None),
     "oldest": ("oldest first", None),
     "longest": ("longest first", lambda rows: rows["length"].astype(np.float64)),
-    "reward": ("most reward first", lambda rows: rows["reward"]),
+    "reward": ("highest reward first", lambda rows: rows["reward"]),
     "advantage": ("largest advantage first", lambda rows: rows["advantage"].astype(np.float64)),
 }
-"""Word in the address -> its label, and the number that decides; None: the place in the run."""
+"""Name in the address -> label, and the number to sort by (None: the position in the run)."""
 
 
 def parse_steps(text: str) -> tuple[int, int] | None:
-    """ "12" or "10-20" as the first and the last step; None for all of them."""
+    """ "12" or "10-20" as first and last step; None for all steps."""
     if not text:
         return None
     match = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", text)
     if not match:
-        raise RunError("step: a step belongs there, such as 12, or several, such as 10-20.")
+        raise NotFound("step: give a step such as 12, or a range such as 10-20.")
     first = int(match[1])
     return first, int(match[2] or first)
 
 
 def match_rows(rows: Rows, filter_name: str, steps: tuple[int, int] | None) -> np.ndarray:
-    """Which records are in the filter and the steps."""
-    matches = FILTERS[filter_name].keep(rows)
+    """A mask of the records that match the filter and the steps."""
+    matches = FILTERS[filter_name][2](rows)
     if steps:
         matches &= (rows["step"] >= steps[0]) & (rows["step"] <= steps[1])
     return matches
 
 
 def count_filters(rows: Rows, steps: tuple[int, int] | None) -> dict[str, int]:
-    """Filter -> how many completions it leaves."""
-    inside = match_rows(rows, "all", steps)
-    return {name: int((one.keep(rows) & inside).sum()) for name, one in FILTERS.items()}
+    """The number of completions that match each filter."""
+    return {name: int(match_rows(rows, name, steps).sum()) for name in FILTERS}
 
 
 def find_group_starts(rows: Rows) -> np.ndarray:
-    """Place of the first record of every group. The completions of a group stand together."""
+    """The position of the first record of every group. The completions of a group are adjacent."""
     if not len(rows):
         return np.zeros(0, np.int64)
     steps, groups = rows["step"], rows["group"]
@@ -194,15 +117,15 @@ class Slice:
     """A page of a list."""
 
     places: np.ndarray
-    """Of records; of groups their first ones."""
+    """Positions of records; for groups, of their first records."""
     total: int
     page: int
     pages: int
 
 
 def list_places(rows: Rows, matches: np.ndarray, order: str, by_groups: bool, page: int, size: int) -> Slice:
-    """One page of the matching completions, or of the groups that hold any. A group stands where its foremost match would."""
-    decide = ORDERS[order][1]
+    """One page of the matching completions, or of the groups that contain any. A group is sorted by its first match."""
+    sort_by = ORDERS[order][1]
     starts = find_group_starts(rows) if by_groups else np.flatnonzero(matches)
     if by_groups and len(starts):
         starts = starts[np.logical_or.reduceat(matches, starts)]
@@ -210,21 +133,21 @@ def list_places(rows: Rows, matches: np.ndarray, order: str, by_groups: bool, pa
     pages = max(1, -(-total // size))
     page = min(max(page, 1), pages)
     first, last = (page - 1) * size, min(page * size, total)
-    if decide is None:
+    if sort_by is None:
         chosen = starts[first:last] if order == "oldest" else starts[total - last : total - first][::-1]
         return Slice(chosen, total, page, pages)
-    values = np.nan_to_num(np.where(matches, decide(rows), -np.inf), nan=-np.inf)
+    values = np.nan_to_num(np.where(matches, sort_by(rows), -np.inf), nan=-np.inf)
     if by_groups and total:
-        ends = find_group_starts(rows)
-        values = np.maximum.reduceat(values, ends)[np.isin(ends, starts, assume_unique=True)]
+        every = find_group_starts(rows)
+        values = np.maximum.reduceat(values, every)[np.isin(every, starts, assume_unique=True)]
     else:
         values = values[starts]
     return Slice(starts[find_largest(values, first, last)], total, page, pages)
 
 
 def find_largest(values: np.ndarray, first: int, last: int) -> np.ndarray:
-    """Places of the values that stand from `first` to `last` when the largest come first; ties in the order they have."""
-    if last < len(values):  # what stands behind need not be sorted
+    """Positions of the values with ranks `first` to `last`, largest first; ties keep their order."""
+    if last < len(values):  # the others need no sorting
         edge = np.partition(values, len(values) - last)[len(values) - last]
         candidates = np.flatnonzero(values >= edge)
     else:
@@ -232,12 +155,7 @@ def find_largest(values: np.ndarray, first: int, last: int) -> np.ndarray:
     return candidates[np.argsort(-values[candidates], kind="stable")][first:last]
 
 
-def count_steps(rows: Rows) -> int:
-    """How many steps there are; they stand together."""
-    return int((rows["step"][1:] != rows["step"][:-1]).sum()) + 1 if len(rows) else 0
-
-
-def find_beside(values: np.ndarray, here: int) -> tuple[int | None, int | None]:
+def find_neighbours(values: np.ndarray, here: int) -> tuple[int | None, int | None]:
     """The next smaller and the next larger value."""
     below, above = values[values < here], values[values > here]
     return (int(below.max()) if len(below) else None), (int(above.min()) if len(above) else None)
@@ -247,44 +165,8 @@ def find_group_rows(rows: Rows, step: int, group: int) -> Rows:
     return rows[(rows["step"] == step) & (rows["group"] == group)]
 
 
-@dataclass(frozen=True)
-class GroupNumbers:
-    """A group in numbers, from the index alone."""
-
-    step: int
-    group: int
-    first_row: int
-    right: int
-    judged: int
-    mean: float
-    """Of the rewards there are; NaN without any."""
-    std: float
-    """Population standard deviation of the same."""
-    longest: int
-    cut: int
-    verdicts: tuple[int, ...]
-    """Of each completion: 1 right, 0 wrong, -1 not judged."""
-
-
-def measure_groups(rows: Rows, starts: np.ndarray) -> list[GroupNumbers]:
-    """The groups that begin at these places, in their order."""
+def split_groups(rows: Rows, starts: np.ndarray) -> list[Rows]:
+    """The records of the groups that start at these positions."""
     ends = np.append(find_group_starts(rows)[1:], len(rows))
     bounds = ends[np.searchsorted(ends, starts, side="right")]
-    return [measure_group(rows[start:end]) for start, end in zip(starts.tolist(), bounds.tolist(), strict=True)]
-
-
-def measure_group(members: Rows) -> GroupNumbers:
-    rewards = members["reward"][~np.isnan(members["reward"])]
-    first = members[0]
-    return GroupNumbers(
-        step=int(first["step"]),
-        group=int(first["group"]),
-        first_row=int(first["row"]),
-        right=int((members["success"] == 1).sum()),
-        judged=int((members["success"] >= 0).sum()),
-        mean=float(rewards.mean()) if len(rewards) else float("nan"),
-        std=float(rewards.std()) if len(rewards) else float("nan"),
-        longest=int(members["length"].max()),
-        cut=int((members["end"] == 1).sum()),
-        verdicts=tuple(members["success"].tolist()),
-    )
+    return [rows[start:end] for start, end in zip(starts.tolist(), bounds.tolist(), strict=True)]

@@ -1,8 +1,7 @@
-"""What stands before every route: who may ask, how, and what a browser may do with the answer.
+"""Checks every request before the routes see it, and sets the security headers of every response.
 
-A page of a stranger that is open in the same browser can send requests here, and with a name that first leads to it and then to this
-machine even read the answers. So the Host of every request must be this machine's, whatever the method; nothing but GET and HEAD is
-answered; and where the server is heard by other machines, a token is asked for.
+Another website open in the same browser can send requests here, and through DNS rebinding even read the responses. So the Host header must
+name this machine, only GET and HEAD are allowed, and a server that other machines can reach requires a token.
 """
 
 from __future__ import annotations
@@ -10,8 +9,6 @@ from __future__ import annotations
 import hmac
 import ipaddress
 import re
-import secrets
-import socket
 from collections.abc import Collection
 from http.cookies import CookieError, SimpleCookie
 from urllib.parse import parse_qsl
@@ -20,8 +17,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cohort.tools.dashboard.view import write_address
 
-MAX_PATH, MAX_QUERY, MAX_WORDS = 512, 4096, 64
-"""Bytes of a path and of a query, and words in one."""
+MAX_PATH, MAX_QUERY, MAX_FIELDS = 512, 4096, 64
+"""Bytes of a path, bytes of a query, and fields in a query."""
 HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 COOKIE = "cohort_token"
 POLICY = (
@@ -40,19 +37,19 @@ HEADERS = (
 
 
 class Guard:
-    """An ASGI application before another one."""
+    """ASGI middleware that refuses invalid requests."""
 
     def __init__(self, app: ASGIApp, token: str = "", names: Collection[str] = ()) -> None:
         self.app = app
         self.token = token
-        """"": the machine itself is the wall, and only its own addresses are answered."""
+        """Required from other machines; with "" only loopback addresses are served."""
         self.names = {"localhost", *(name.lower() for name in names)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
-        if scope["type"] != "http":  # no web sockets: there is nothing to say on one
+        if scope["type"] != "http":  # no web sockets
             return
 
         async def send_guarded(message: Message) -> None:
@@ -73,19 +70,19 @@ class Guard:
             await send_guarded({"type": "http.response.body", "body": body})
 
     def find_refusal(self, scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """(status, words, headers) of what is not passed on."""
+        """(status, message, headers) of a refused request; None if it is allowed."""
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
-        if len(hosts) != 1 or not self.knows_host(hosts[0]):
-            return 421, "This server answers to the address that it printed when it was started, and to no other name.\n", []
+        if len(hosts) != 1 or not self.is_own_host(hosts[0]):
+            return 421, "Wrong host name. Open the address that cohort dashboard printed.\n", []
         if scope["method"] not in ("GET", "HEAD"):
-            return 405, "Nothing can be changed here: GET and HEAD alone are answered.\n", [(b"allow", b"GET, HEAD")]
+            return 405, "The dashboard is read-only: only GET and HEAD are allowed.\n", [(b"allow", b"GET, HEAD")]
         query = scope["query_string"]
-        if len(scope.get("raw_path") or b"") > MAX_PATH or len(query) > MAX_QUERY or query.count(b"&") >= MAX_WORDS:
+        if len(scope.get("raw_path") or b"") > MAX_PATH or len(query) > MAX_QUERY or query.count(b"&") >= MAX_FIELDS:
             return 414, "The address is too long.\n", []
         return self.check_token(scope) if self.token else None
 
-    def knows_host(self, host: str) -> bool:
-        """Whether a Host header names this machine. A number cannot be made to lead elsewhere, so with a token each will do."""
+    def is_own_host(self, host: str) -> bool:
+        """Whether a Host header names this machine. With a token any IP address is accepted, because DNS cannot redirect one."""
         found = HOST.fullmatch(host)
         if found is None:
             return False
@@ -98,12 +95,12 @@ class Guard:
         return bool(self.token) or address.is_loopback
 
     def check_token(self, scope: Scope) -> tuple[int, str, list[tuple[bytes, bytes]]] | None:
-        """Lets pass who has the cookie; whoever brings the token in the address is given it, and sent on without."""
-        words = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_WORDS)
-        brought = next((value for key, value in words if key == "token"), None)
-        if brought is not None and is_same(brought, self.token):
-            rest = write_address(scope["path"], [(key, value) for key, value in words if key != "token"])
-            # One slash: two would lead to another host.
+        """Accepts the cookie. A request with the token in the address gets the cookie and a redirect to the same address without the token."""
+        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True, max_num_fields=MAX_FIELDS)
+        given = next((value for key, value in query if key == "token"), None)
+        if given is not None and hmac.compare_digest(given.encode("utf-8", "replace"), self.token.encode()):
+            rest = write_address(scope["path"], [(key, value) for key, value in query if key != "token"])
+            # A single slash, because two would redirect to another host.
             place = "/" + rest.lstrip("/")
             cookie = f"{COOKIE}={self.token}; Path=/; HttpOnly; SameSite=Strict; Max-Age=2592000"
             return 303, "", [(b"location", place.encode("ascii")), (b"set-cookie", cookie.encode("ascii"))]
@@ -112,20 +109,6 @@ class Guard:
             held = SimpleCookie(header.decode("latin-1")).get(COOKIE)
         except CookieError:
             held = None
-        if held is not None and is_same(held.value, self.token):
+        if held is not None and hmac.compare_digest(held.value.encode("utf-8", "replace"), self.token.encode()):
             return None
-        return 401, "Open the address that `cohort dashboard` printed: it holds the token.\n", []
-
-
-def is_same(given: str, token: str) -> bool:
-    """Compares in a time that tells nothing."""
-    return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode())
-
-
-def make_token() -> str:
-    return secrets.token_urlsafe(32)
-
-
-def list_own_names() -> set[str]:
-    """What this machine is called."""
-    return {socket.gethostname(), socket.getfqdn()}
+        return 401, "Open the address that cohort dashboard printed: it contains the token.\n", []

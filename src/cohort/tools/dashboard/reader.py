@@ -1,7 +1,7 @@
-"""Files of a run that grows, read in bounds: what was parsed is kept, and only what was appended is parsed.
+"""Incremental, size-limited reading of a run's growing files: parsed rows are kept, and only appended data is parsed.
 
-A file that is too large to be read at once is read at its beginning and its end, because that is where a run is compared with itself; the
-lines between are counted as far as the count is cheap. Lines that are no objects, and a last one that is not whole yet, are counted too.
+Of a file that is too large, only the beginning and the end are read; skipped lines are counted for at most 0.25 s. Lines that are not JSON
+objects and an incomplete last line are counted as well.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from cohort.observe.monitors.jsonl import parse_line
 
 MEGABYTE = 1 << 20
 BATCH = 500
-"""Lines that are parsed at once: their keys are then one string each, and not one for each line."""
+"""Lines parsed in one call, so that they share the strings of their keys."""
 CHUNK = 4 * MEGABYTE
 COUNT_S = 0.25
-"""Seconds that counting skipped lines may take."""
+"""Time limit for counting skipped lines, in seconds."""
 MAX_BROKEN = 20_000
-"""Broken lines that are found one by one; where there are more, all lines beside them are left out."""
+"""Broken lines that are skipped one by one; after that a whole batch with a broken line is skipped."""
 FINGERPRINT = 64
-"""Bytes before the place up to which a file was read, kept to see that it is still the same file."""
+"""Bytes before the read position that are kept to detect a rewritten file."""
 MAX_HELD = 256 * MEGABYTE
-"""Bytes of files whose rows are held; beyond that, the runs that nobody has looked at for longest are dropped."""
+"""Bytes of files whose rows stay in memory; beyond that, the least recently read files are dropped."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Bounds:
     """How much of a file is read."""
 
     whole: int
-    """Up to so many bytes, all of it."""
+    """Files up to this many bytes are read completely; of larger ones `head` and `tail` bytes."""
     head: int
     tail: int
 
@@ -51,55 +51,55 @@ BOUNDS = {
 }
 OTHERS = Bounds(4 * MEGABYTE, 2 * MEGABYTE, MEGABYTE)
 MAX_TEXT = 2 * MEGABYTE
-"""Bytes of a recipe or a summary."""
+"""Bytes read of a recipe or a summary."""
 
 
 @dataclass
 class Losses:
-    """What of a file could not be shown."""
+    """The parts of a file that are not shown."""
 
     broken: int = 0
-    """Lines that are no JSON objects."""
+    """Lines that are not JSON objects."""
     skipped: int = 0
-    """Lines between the beginning and the end of a file that is too large, or among too many that are broken."""
+    """Lines in the middle of a file that is too large, or among too many broken lines."""
     more: bool = False
-    """Whether there are more skipped lines than were counted."""
+    """Whether more lines were skipped than counted."""
     torn: bool = False
-    """The last line is not whole: it is being written, or a crash has cut it."""
+    """The last line is incomplete: it is being written, or a crash cut it."""
 
     def describe(self, name: str) -> str:
-        """A sentence; "" where nothing is lost."""
+        """A sentence; "" if everything is shown."""
         words = []
         if self.skipped or self.more:
             count = f"{'at least ' if self.more else ''}{self.skipped:,} lines" if self.skipped else "its middle"
-            words.append(f"{count} skipped, because the file is too large or too broken to be read at once")
+            words.append(f"{count} skipped because the file is too large or too damaged")
         if self.broken:
             words.append(f"{self.broken:,} broken line{'' if self.broken == 1 else 's'} skipped")
         if self.torn:
-            words.append("the last line is not whole yet")
+            words.append("the last line is incomplete")
         return f"{name}: {'; '.join(words)}." if words else ""
 
 
 @dataclass
 class LineFile:
-    """The rows of one file of JSON lines, as of the last look at it."""
+    """The rows of a file of JSON lines, as of the last call of `look`."""
 
     path: Path
     bounds: Bounds = OTHERS
     rows: list[dict[str, Any]] = field(default_factory=list)
     losses: Losses = field(default_factory=Losses)
     held: int = 0
-    """Bytes that the rows were parsed from."""
+    """Bytes of the parsed rows."""
     parsed: int = 0
-    """Lines that were parsed, ever: what a look costs."""
+    """Lines parsed since the object was made."""
     _offset: int = 0
     _stamp: tuple[int, int, int] = (0, -1, 0)
     _before: bytes = b""
     _last: dict[str, Any] | None = None
-    """The row of a last line that has no end yet; it is in `rows`, and is parsed again when there is more."""
+    """The row of a last line without a line end: it is in `rows`, and is parsed again once the line is longer."""
 
     def look(self) -> list[dict[str, Any]]:
-        """All rows, what was appended since the last look parsed. A missing file is no rows."""
+        """All rows, after parsing appended data; [] for a missing file."""
         try:
             with self.path.open("rb") as file:
                 found = os.fstat(file.fileno())
@@ -119,14 +119,14 @@ class LineFile:
         self._stamp = (0, -1, 0)
 
     def _continues(self, file: IO[bytes], stamp: tuple[int, int, int]) -> bool:
-        """Whether the file still begins with what was read of it."""
+        """Whether the file only grew since it was read."""
         if stamp[0] != self._stamp[0] or stamp[1] < self._offset:
             return False
         file.seek(self._offset - len(self._before))
         return file.read(len(self._before)) == self._before
 
     def _begin(self, file: IO[bytes], size: int) -> None:
-        """Read from the start: all of it later, or of a large file the head now and the tail later."""
+        """Start again: of a large file, read the head and set the position to the tail."""
         self._forget()
         if size <= self.bounds.whole:
             return
@@ -144,13 +144,13 @@ class LineFile:
         self.held = end
 
     def _append(self, file: IO[bytes]) -> None:
-        """Parse what stands behind the place that was reached."""
+        """Parse the data after the read position."""
         if self._last is not None:
             self.rows.pop()
             self._last = None
         self.losses.torn = False
         file.seek(self._offset)
-        fresh = file.read(2 * self.bounds.whole)  # no more: a file can grow faster than it is read
+        fresh = file.read(2 * self.bounds.whole)  # limited, because a file can grow faster than it is read
         end = fresh.rfind(b"\n") + 1
         self._keep(fresh[:end].splitlines())
         if rest := fresh[end:].strip():
@@ -177,26 +177,26 @@ class LineFile:
 
 
 def parse_each(lines: Sequence[bytes]) -> list[dict[str, Any]]:
-    """The rows of those lines that are whole objects."""
+    """The rows of the lines that are complete objects."""
     return [row for line in lines if (row := parse_line(line)) is not None]
 
 
 def parse_at_once(lines: Sequence[bytes]) -> list[dict[str, Any]] | None:
-    """The same as parsing each, faster and with less memory; None where a line is broken."""
-    # As one list, with a word between two lines that nobody could have written into them: where a line does not end what it
-    # begins, a word is missing in the list, and each line is parsed for itself.
-    word = secrets.token_hex(8)
+    """The same rows, faster and with less memory; None if a line is broken."""
+    # The lines are joined to one JSON list with an unguessable separator. If a line is not a complete value, a separator is missing
+    # from the result, and the caller parses each line.
+    separator = secrets.token_hex(8)
     try:
-        found = json.loads(b"[" + f',"{word}",'.encode().join(lines) + b"]")
+        found = json.loads(b"[" + f',"{separator}",'.encode().join(lines) + b"]")
     except (ValueError, RecursionError):
         found = []
-    if len(found) == 2 * len(lines) - 1 and all(one == word for one in found[1::2]):
+    if len(found) == 2 * len(lines) - 1 and all(one == separator for one in found[1::2]):
         return [row for row in found[::2] if isinstance(row, dict)]
     return None
 
 
 def count_lines(file: IO[bytes], start: int, end: int) -> tuple[int, bool]:
-    """(line ends between two places, whether there are more than were counted). It gives up when it takes long."""
+    """(line ends between two positions, whether counting stopped at the time limit)."""
     until, count, place = time.monotonic() + COUNT_S, 0, start
     file.seek(start)
     while place < end:
@@ -210,14 +210,14 @@ def count_lines(file: IO[bytes], start: int, end: int) -> tuple[int, bool]:
 
 
 class Reader:
-    """What was read of the files of all runs, for as long as there is room for it."""
+    """The line files of all runs, within a limit on memory."""
 
     def __init__(self) -> None:
         self._files: OrderedDict[Path, LineFile] = OrderedDict()
         self._lock = threading.RLock()
 
     def look(self, path: Path) -> LineFile:
-        """The file as it is now."""
+        """A copy of the file's rows and losses, up to date."""
         with self._lock:
             file = self._files.get(path)
             if file is None:
@@ -229,21 +229,21 @@ class Reader:
             return LineFile(path, file.bounds, list(file.rows), Losses(**vars(file.losses)))
 
 
-def read_bounded(path: Path, most: int = MAX_TEXT) -> str:
-    """The text of a file, cut where it is longer than any that a run writes; "" where there is none."""
+def read_bounded(path: Path) -> str:
+    """The text of a file, cut at a length that no run exceeds; "" if there is no file."""
     try:
         with path.open("rb") as file:
-            return file.read(most).decode("utf-8", "replace")
+            return file.read(MAX_TEXT).decode("utf-8", "replace")
     except OSError:
         return ""
 
 
 PLACES, SAMPLE, LONGEST = 48, 16 << 10, MEGABYTE
-"""Places of a large file that are looked at for a glance, bytes that are read at each, and of its first and last line."""
+"""Positions sampled in a large file, bytes read at each, and bytes read for its first and last lines."""
 
 
 def sample_rows(path: Path) -> list[dict[str, Any]]:
-    """Some rows of a file in their order, the first and the last among them; all of a small one. It costs the same for any size."""
+    """A sample of a file's rows in order, with the first and the last; all rows of a small file. The cost does not depend on the size."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -260,7 +260,7 @@ def sample_rows(path: Path) -> list[dict[str, Any]]:
                     lines.setdefault(start + first, chunk[first:end])
             place = max(0, size - LONGEST)
             file.seek(place)
-            # The last but one as well: the last may not be whole.
+            # The last two, because the last may be incomplete.
             for line in file.read(LONGEST).splitlines(keepends=True):
                 ends[:] = [*ends, (place, line)][-2:]
                 place += len(line)

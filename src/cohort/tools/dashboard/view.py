@@ -1,4 +1,4 @@
-"""What a page is asked for, and what it answers: plain strings in, sections out."""
+"""The input and output of a page function: an address as plain strings, and a list of sections."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from cohort.observe.report.frame import Part, Section
 
 @dataclass(frozen=True)
 class View:
-    """An address, taken apart."""
+    """A parsed address."""
 
     path: str
-    """Of the page, without the prefix of a fragment or a download: /run/NAME."""
-    words: Mapping[str, str] = field(default_factory=dict)
-    """The parameters of the path by name."""
+    """Without the prefix of sections and downloads: /run/NAME."""
+    params: Mapping[str, str] = field(default_factory=dict)
+    """Path parameters by name."""
     query: Sequence[tuple[str, str]] = ()
 
-    def read(self, name: str, default: str = "") -> str:
-        """The first value of that name in the query."""
-        return next((value for key, value in self.query if key == name), default)
+    def read(self, name: str) -> str:
+        """The first value of this name in the query; "" if there is none."""
+        return next((value for key, value in self.query if key == name), "")
 
     def read_all(self, name: str) -> list[str]:
         return [value for key, value in self.query if key == name]
 
     def choose(self, name: str, choices: Sequence[str]) -> str:
-        """One of the choices; the first where the query has none, or another word."""
+        """The value in the query if it is one of the choices, else the first choice."""
         value = self.read(name)
         return value if value in choices else choices[0]
 
     def read_number(self, name: str, default: int = 0, least: int = 0, most: int = 2**31) -> int:
-        """A whole number of the query or the path, held between the bounds; NotFound where it is none."""
-        text = self.words.get(name, self.read(name))
+        """A whole number from the path or the query, clamped to the bounds; raises NotFound for other text."""
+        text = self.params.get(name, self.read(name))
         if not text:
             return default
         if not (text.isascii() and text.removeprefix("-").isdigit() and len(text) <= 12):
-            raise NotFound(f"{name}: a whole number belongs there.")
+            raise NotFound(f"{name}: give a whole number.")
         return min(max(int(text), least), most)
 
     def link(self, path: str = "", **changes: str | int | Sequence[str] | None) -> str:
-        """The address of this view with other words in its query (None takes one out); with a path, that one and these words alone."""
+        """This address with changed query values (None removes one); with a path, that path with only these values."""
         words = [] if path else [(key, value) for key, value in self.query if key not in changes]
         for key, value in changes.items():
             if value is not None:
@@ -52,26 +52,26 @@ class View:
 
 
 def write_address(path: str, query: Sequence[tuple[str, str]] = ()) -> str:
-    """An address of this server."""
+    """An address on this server."""
     return quote(path, safe="/~") + (f"?{urlencode(query)}" if query else "")
 
 
 @dataclass(frozen=True)
 class Page:
-    """What a page function gives."""
+    """The result of a page function."""
 
     title: str
     sections: Sequence[Section[Any] | Part]
-    """As in report/frame.py: macros of parts*.html here or of the report, functions of `data` that name one with its values, or a macro
-    with its values as it is."""
+    """As in report/frame.py: names of macros, functions of `data` that return a macro's name and values, or such a name with its values.
+    Macros are in parts*.html here or in the report's parts.html."""
     data: Any = None
-    """What the sections are about."""
+    """The argument of section functions."""
     live: bool = False
-    """Whether the page follows what is written to its runs: then it is asked for again while it is looked at."""
+    """Whether the open page polls for changes."""
     aging: bool = False
-    """Whether it says how long ago a run wrote, or that it is running: then it is not true for ever though nothing is written."""
+    """Whether the page shows a time or the status "running", so that it changes even if no file does."""
     scripts: Sequence[str] = ()
-    """Modules of static/ that this page needs beside those of all pages."""
+    """Additional modules of static/."""
     styles: Sequence[str] = ()
-    """Style sheets of static/, likewise."""
+    """Additional style sheets of static/."""
     status: int = 200

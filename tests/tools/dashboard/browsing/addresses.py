@@ -1,4 +1,4 @@
-"""Every address that the dashboard answers, read from its tables; and one example of each page."""
+"""Every route of the dashboard, read from its tables, and one example of each page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from cohort.tools.dashboard.app import DATA, PAGES
-from cohort.tools.dashboard.lab.pages import load_stations
+from cohort.tools.dashboard.lab.stations import load_stations
 
 PREFIXES = ("", "/live", "/csv", "/svg")
 """The ways in which a page is served."""

@@ -1,4 +1,4 @@
-"""What a person does on a page, by keyboard alone; and that the address says what is seen, so that it can be sent."""
+"""Use of the pages by keyboard, and addresses that reproduce the same view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_seen(page: Visit) -> str:
 
 
 def check_sent(visit, dashboard: Dashboard, page: Visit) -> None:
-    """Somebody else opens the address, and sees the same."""
+    """The address shows the same page to another visitor."""
     other = visit(dashboard, page.page.url.removeprefix(dashboard.url))
     other.page.wait_for_load_state("networkidle")
     assert read_seen(other) == read_seen(page)
@@ -42,7 +42,7 @@ def test_from_the_runs_to_a_single_token(visit, dashboard):
     page = visit(dashboard, "/")
     follow(page, "first", "/run/first")
     follow(page, "groups", "/run/first/groups")
-    reach(page, "searchbox", "Text")
+    reach(page, "searchbox", "Search")
     page.page.keyboard.type("11+23")
     press(page, "Enter")
     page.page.wait_for_url("**find=11%2B23**")

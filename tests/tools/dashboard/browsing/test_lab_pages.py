@@ -1,4 +1,4 @@
-"""The lab in a real browser: a guess first, the pictures of the seeds in three clicks, keyboard alone, small, dark, still, and labelled."""
+"""The lab in a real browser: guesses, the pictures of docs/lab.md in three clicks, keyboard use, accessibility."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from browsing.checks import check_keyboard, check_labels_and_contrast, check_narrow, check_no_markup, check_still
 from browsing.stage import Visit
-from cohort.tools.dashboard.lab.pages import load_stations
+from cohort.tools.dashboard.lab.stations import load_stations
 from session_tools import prove_others
 
 STATIONS = list(load_stations())
@@ -46,7 +46,7 @@ def wait_for_text(visit: Visit, selector: str, text: str) -> None:
 def test_six_reward_cards_to_toggle_in_three_clicks(visit, dashboard):
     here = visit(dashboard, "/lab")
     here.page.get_by_role("link", name="A group").click()
-    here.page.get_by_role("button", name="by 1: it has reward 1").click()
+    here.page.get_by_role("button", name="1, its reward").click()
     wait_for_answer(here)
     here.page.get_by_role("button", name="four of six right").click()
     wait_for_text(here, ".facts b", "4 / 6")
@@ -62,17 +62,17 @@ def test_six_reward_cards_to_toggle_in_three_clicks(visit, dashboard):
 def test_four_sliders_with_an_outlier_and_the_equal_case_in_three_clicks(visit, dashboard):
     here = visit(dashboard, "/lab")
     here.page.get_by_role("link", name="A group").click()
-    here.page.get_by_role("button", name="by 6: it stands alone among six").click()
+    here.page.get_by_role("button", name="6, the size of the group").click()
     wait_for_answer(here)
     here.page.get_by_role("button", name="four, one an outlier").click()
     wait_for_text(here, ".push b", "1.72")
     assert len(here.page.get_by_role("slider").all()) == 4
     here.page.get_by_role("button", name="all equal").click()
-    wait_for_text(here, ".read", "teaches nothing")
+    wait_for_text(here, ".read", "no gradient")
     assert read_facts(here)["gradient signal: mean of |A|"] == "0"
     slider = here.page.get_by_role("slider", name="Reward of completion 1")
     slider.press("ArrowDown")
-    wait_for_text(here, ".read", "One stands alone")
+    wait_for_text(here, ".read", "One completion gets half")
     assert slider.evaluate("node => node === document.activeElement"), "what is held stays held"
 
 
@@ -82,7 +82,7 @@ def test_reward_bars_with_two_lines_in_three_clicks(visit, dashboard):
     here.page.get_by_role("link", name="Baselines side by side").click()
     here.page.get_by_role("button", name="up by PPO, down by GRPO").click()
     wait_for_answer(here)
-    wait_for_text(here, ".told", "Right")
+    wait_for_text(here, ".result", "Correct")
     here.page.get_by_role("button", name="rewards and two lines").click()
     here.page.locator(".chart rect.scorebar").nth(5).wait_for(state="attached")
     assert len(here.page.locator(".chart polyline.line").all()) == 2
@@ -94,7 +94,7 @@ def test_reward_bars_with_two_lines_in_three_clicks(visit, dashboard):
 
 
 @pytest.mark.parametrize("station", prove_others(STATIONS, "group"))
-def test_a_station_is_labelled_fits_a_phone_and_stands_still(visit, dashboard, station):
+def test_a_station_is_accessible_on_desktop_and_phone(visit, dashboard, station):
     here = visit(dashboard)
     reveal(here, station)
     assert here.page.locator(".read").inner_text() != ""
@@ -105,7 +105,7 @@ def test_a_station_is_labelled_fits_a_phone_and_stands_still(visit, dashboard, s
     check_no_markup(here)
 
 
-def test_what_a_station_shows_can_be_taken_along(visit, dashboard):
+def test_drawings_and_numbers_of_a_station_download(visit, dashboard):
     here = visit(dashboard)
     reveal(here, "baselines")
     saved = {}
@@ -131,7 +131,7 @@ LIST_LINES = """title => [...document.querySelectorAll(`svg[aria-label^="${title
     ("address", "title"),
     [("/lab/difficulty?group_size=64&guess_difficulty=0", "w(p)"), ("/lab/kl?guess_kl=0", "Value of each")],
 )
-def test_a_line_leaves_the_picture_where_its_values_do(visit, dashboard, address, title):
+def test_a_line_ends_at_the_edge_of_the_chart(visit, dashboard, address, title):
     here = visit(dashboard, address)
     wait_for_answer(here)
     here.page.locator(f'svg[aria-label^="{title}"] polyline.line').first.wait_for(state="attached")
@@ -141,7 +141,7 @@ def test_a_line_leaves_the_picture_where_its_values_do(visit, dashboard, address
         assert sum(y == top for _, y in line) <= 1, "MaxRL weighs by 64 at p = 0, and k3 is 4.4 at -2: neither is level there"
 
 
-def test_a_picture_that_was_drawn_before_the_guess_is_as_large_as_one_drawn_after_it(visit, dashboard):
+def test_a_picture_drawn_before_the_guess_has_the_same_size(visit, dashboard):
     here = visit(dashboard, "/lab/baselines")
     wait_for_answer(here)
     here.page.locator(".chart rect.scorebar").first.wait_for(state="attached")
@@ -152,11 +152,11 @@ def test_a_picture_that_was_drawn_before_the_guess_is_as_large_as_one_drawn_afte
     wait_for_text(here, ".read", "expects 0.5[1-9]")
     heights.append(label.bounding_box()["height"])
     assert heights[0] == pytest.approx(heights[1], abs=0.5)
-    wait_for_text(here, ".read", "count as right .0.5 or more is right., so MaxRL")
+    wait_for_text(here, ".read", "count as right .0.5 or more is right.. MaxRL")
 
 
 @pytest.mark.prove
-def test_nothing_is_shown_before_a_guess(visit, dashboard):
+def test_the_answer_is_hidden_before_a_guess(visit, dashboard):
     here = visit(dashboard, "/lab/clip")
     assert not here.page.locator(".revealed").is_visible()
     assert here.page.locator(".first").is_visible()
@@ -180,15 +180,15 @@ def test_the_keyboard_reaches_everything(visit, dashboard, station):
 
 
 @pytest.mark.prove
-def test_the_map_of_tokens_is_walked_with_arrows(visit, dashboard):
+def test_arrow_keys_move_in_the_token_table(visit, dashboard):
     here = visit(dashboard)
     reveal(here, "run")
     first = here.page.locator("table.map td").first
     first.focus()
-    assert here.page.locator(".told-cell").inner_text().startswith("this run, token 1 ")
+    assert here.page.locator(".cell-text").inner_text().startswith("this run, token 1 ")
     here.page.keyboard.press("ArrowRight")
     here.page.keyboard.press("ArrowDown")
-    told = here.page.locator(".told-cell").inner_text()
+    told = here.page.locator(".cell-text").inner_text()
     assert re.match(r"grpo, token 2 “.*”: [+−·0-9.e]+", told), told
     assert len(here.page.locator("table.map td[tabindex='0']").all()) == 1
 
@@ -202,22 +202,22 @@ def test_the_address_holds_the_state(visit, dashboard):
     here.page.wait_for_url("**advantage=-1*")
     again = visit(dashboard, "/lab/clip?" + here.page.url.partition("?")[2])
     wait_for_answer(again)
-    wait_for_text(again, ".read", r"At ratio 0.6 with advantage −1: clip pushes by 0. Silenced under clip")
+    wait_for_text(again, ".read", r"At ratio 0.6 with advantage −1, clip pushes the token by 0. Silenced under clip")
 
 
 @pytest.mark.prove
-def test_a_word_that_makes_no_sense_is_answered_in_words(visit, dashboard):
+def test_an_invalid_setting_is_reported(visit, dashboard):
     here = visit(dashboard, "/lab/group?guess_group=1&rewards=1,<img src=x onerror=canary(1)>")
-    wait_for_text(here, ".read", "rewards: a number from")
+    wait_for_text(here, ".read", "rewards: give a number from")
     check_no_markup(here)
 
 
-def test_the_group_of_a_run_goes_into_the_picture(visit, dashboard):
+def test_the_example_of_a_run_is_shown_in_the_picture(visit, dashboard):
     here = visit(dashboard)
     reveal(here, "group")
     sentence = here.page.locator(".own p").first.inner_text()
-    rewards = re.findall(r"[\d.]+", sentence.partition("rewards were")[2].rstrip("."))
-    here.page.get_by_role("button", name="put it into the picture").click()
+    rewards = re.findall(r"[\d.]+", sentence.partition(": ")[2].rstrip("."))
+    here.page.get_by_role("button", name="show it in the picture").click()
     wait_for_text(here, ".facts b", f"{sum(float(reward) >= 0.5 for reward in rewards)} / {len(rewards)}")
     shown = [float(slider.input_value()) for slider in here.page.locator("input.tall").all()]
     assert shown == [float(reward) for reward in rewards]

@@ -1,4 +1,4 @@
-"""The lab: what the functions that train say of a group, an update, a clip, a length and a KL. torch is imported when a number is asked for.
+"""The lab: interactive questions about groups, updates, clipping, lengths and the KL. torch is imported with the first numbers.
 
-A station is one question. Its numbers are computed here, by the registry's own functions; none of the maths is written a second time.
+A station is one question. The training functions of the registry compute its numbers; no formula is implemented twice.
 """

@@ -1,19 +1,17 @@
-// A station: a guess opens it, controls and examples change its state, the state stands in the address, and a picture shows what the numbers say.
+// A station: a guess reveals it, controls and presets change its state, the state is kept in the address, and a picture shows the numbers.
 
 import {make, table} from './lab_drawing.js';
 import {listDrawings, saveFiles} from './lab_files.js';
-import {morePictures} from './lab_more.js';
 import {pictures} from './lab_pictures.js';
 
-// The state is kept in the query of the address.
 const changes = new Map();
 let flushing = 0;
 
 function flush() {
-  const words = new URLSearchParams(location.search);
-  for (const [name, value] of changes) if (value === null) words.delete(name); else words.set(name, value);
+  const query = new URLSearchParams(location.search);
+  for (const [name, value] of changes) if (value === null) query.delete(name); else query.set(name, value);
   changes.clear();
-  const text = words.toString().replaceAll('%2C', ',');
+  const text = query.toString().replaceAll('%2C', ',');
   history.replaceState(null, '', location.pathname + (text && `?${text}`) + location.hash);
 }
 
@@ -28,14 +26,14 @@ function writeAddress(name, value) {
   flushing = setTimeout(() => { flushing = 0; flush(); }, 200);
 }
 
-// Asks the server for the numbers of a station.
+// The numbers of a station from the server.
 async function ask(station, state) {
   const answer = await fetch(`/data/lab/${station}?${new URLSearchParams(state)}`);
   if (!answer.ok) throw new Error(`the server returned ${answer.status}`);
   return answer.json();
 }
 
-// show: draws the numbers of an answer and returns a sentence about them.
+// show: a function of lab_pictures.js.
 function openStation(article, show) {
   const name = article.dataset.station, find = selector => article.querySelector(selector);
   const controls = [...article.querySelectorAll('[data-start]')];
@@ -44,9 +42,9 @@ function openStation(article, show) {
   let guess = null, right = Number(article.dataset.right), asking = false, again = false, timer = 0, last = {};
 
   function read() {
-    const words = readAddress();
-    for (const key of Object.keys(starts)) state[key] = words.get(key) ?? starts[key];
-    guess = words.get(`guess_${name}`);
+    const query = readAddress();
+    for (const key of Object.keys(starts)) state[key] = query.get(key) ?? starts[key];
+    guess = query.get(`guess_${name}`);
   }
 
   function layControls() {
@@ -67,7 +65,7 @@ function openStation(article, show) {
     update();
   }
 
-  // One question at a time: what was moved meanwhile is asked when the answer is there.
+  // One request at a time: changes made in the meantime are sent after the answer.
   async function update() {
     if (asking) { again = true; return; }
     asking = true;
@@ -75,15 +73,15 @@ function openStation(article, show) {
       const answer = await ask(name, state);
       article.classList.remove('waiting');
       last = answer;
-      tell(answer.problem && !answer.runs ? answer.problem : show(find('.picture'), answer, state, change));
+      tell(answer.problem && !answer.runs?.length ? answer.problem : show(find('.picture'), answer, state, change));
       find('[data-save=svg]').hidden = !listDrawings(find('.picture')).length;
-    } catch (problem) { tell(`No answer (${problem.message}).`); }
+    } catch (problem) { tell(`The server did not answer (${problem.message}).`); }
     asking = false;
     if (again) { again = false; update(); }
   }
 
   function tell(found) {
-    if (typeof found === 'object') { right = found.right ?? right; found = found.said; layGuess(); }
+    if (typeof found === 'object') { right = found.right ?? right; found = found.sentence; layGuess(); }
     clearTimeout(timer);
     timer = setTimeout(() => { find('.read').textContent = found; }, find('.read').textContent ? 350 : 0);
   }
@@ -97,11 +95,11 @@ function openStation(article, show) {
     find('.first').hidden = made;
     find('.revealed').hidden = !made;
     if (!made || right < 0) return;
-    const told = String(right) === guess ? `Right: ${guesses[right].textContent}.` : `You guessed “${guesses[guess].textContent}”. It is “${guesses[right].textContent}”.`;
-    if (find('.told').textContent !== told) find('.told').textContent = told;
+    const result = String(right) === guess ? `Correct: ${guesses[right].textContent}.` : `Not quite. The answer: ${guesses[right].textContent}.`;
+    if (find('.result').textContent !== result) find('.result').textContent = result;
   }
 
-  // Whoever guesses before this script is there sends the form, and finds the guess in the address.
+  // A guess before this script is loaded submits the form, which puts the guess into the address.
   guesses.forEach((button, place) => button.addEventListener('click', event => {
     event.preventDefault();
     guess = String(place); writeAddress(`guess_${name}`, guess); layGuess();
@@ -123,7 +121,7 @@ function openStation(article, show) {
   if (name !== 'run') openOwn(article, change);
 }
 
-// The same in your run: a box that finds what the station is about in a run on the shelf.
+// An example for the station from one of the user's runs.
 function openOwn(article, change) {
   const station = article.dataset.station, box = article.querySelector('.own');
   async function look(run) {
@@ -132,13 +130,13 @@ function openOwn(article, change) {
     const found = await answer.json();
     const select = found.runs.length > 1 ? make('select', {'aria-label': 'Run', onchange: event => look(event.target.value)}, found.runs.map(([value, title]) => make('option', {value, selected: value === found.run}, title))) : null;
     const name = found.runs.length === 1 ? `: ${found.runs[0][1]}` : '';
-    const put = found.set ? make('button', {type: 'button', onclick: () => { change(found.set); article.querySelector('.picture').scrollIntoView({block: 'center'}); }}, 'put it into the picture') : null;
-    const links = (found.links ?? []).map(([words, address]) => make('a', {href: address}, words));
-    box.replaceChildren(make('div', {class: 'card'}, make('h3', {}, `The same in your run${name}`), select, make('p', {}, found.sentence), found.table ? table(found.table.heads, found.table.rows, 'The same in your run') : null, put || links.length ? make('p', {class: 'ways'}, put, ...links) : null));
+    const put = found.set ? make('button', {type: 'button', onclick: () => { change(found.set); article.querySelector('.picture').scrollIntoView({block: 'center'}); }}, 'show it in the picture') : null;
+    const links = (found.links ?? []).map(([label, address]) => make('a', {href: address}, label));
+    box.replaceChildren(make('div', {class: 'card'}, make('h3', {}, `In your run${name}`), select, make('p', {}, found.sentence), found.table ? table(found.table.heads, found.table.rows, 'In your run') : null, put || links.length ? make('p', {class: 'ways'}, put, ...links) : null));
   }
   look('').catch(() => box.replaceChildren());
 }
 
 const article = document.querySelector('[data-station]');
-if (article) openStation(article, {...pictures, ...morePictures}[article.dataset.station]);
-else ask('group', {});  // the first answer imports torch: start before a station is opened
+if (article) openStation(article, pictures[article.dataset.station]);
+else ask('group', {});  // the first answer imports torch, so request one before a station is opened

@@ -1,4 +1,4 @@
-// Elements, numbers for people and small charts. Text is always text: nothing here takes markup.
+// Elements, formatted numbers and small charts. Text is set as text, never as markup.
 const SVG = 'http://www.w3.org/2000/svg';
 
 function fill(node, attributes, inner) {
@@ -14,7 +14,7 @@ function fill(node, attributes, inner) {
 export const make = (tag, attributes = {}, ...inner) => fill(document.createElement(tag), attributes, inner);
 export const mark = (tag, attributes = {}, ...inner) => fill(document.createElementNS(SVG, tag), attributes, inner);
 
-// 0.667, −1.41, 2.2e−7: three figures that matter, with a real minus.
+// 0.667, −1.41, 2.2e−7: three significant digits, with a minus sign.
 export function write(value, digits = 3) {
   if (!Number.isFinite(value)) return '–';
   const size = Math.abs(value);
@@ -24,6 +24,8 @@ export function write(value, digits = 3) {
 }
 export const signed = (value, digits) => (value > 1e-12 ? '+' : '') + write(value, digits);
 export const percent = value => value > 1e-9 && value < 1e-4 ? '< 0.01 %' : value < 1 - 1e-9 && value > 1 - 1e-4 ? '> 99.99 %' : `${Math.abs(value) < 1e-9 ? 0 : write(100 * value)} %`;
+// A table cell with an arrow and the class of its direction.
+export const pushCell = value => [`${arrow(value)} ${signed(value)}`, value > 1e-12 ? 'raised' : value < -1e-12 ? 'lowered' : 'none'];
 export const arrow = value => value > 1e-12 ? '▲' : value < -1e-12 ? '▼' : '·';
 
 export function findTicks(low, high, count = 4) {
@@ -34,7 +36,7 @@ export function findTicks(low, high, count = 4) {
   return ticks;
 }
 
-// The pieces of a line between two heights: it leaves the picture where it goes, and does not run along the edge as if it were level.
+// The pieces of a line between two heights. A line that leaves the picture ends at its edge.
 function cutLine(points, low, high) {
   const pieces = [[]], inside = value => value >= low && value <= high;
   points.forEach(([a, b], place) => {
@@ -78,11 +80,11 @@ export function figure(title, drawing, entries = [], caption = '') {
 
 export const facts = boxes => make('div', {class: 'facts'}, boxes.map(([value, label, share]) => make('div', {class: 'card'}, make('b', {}, value), make('span', {}, label), share === undefined ? null : meter(share))));
 
-export function meter(share) {
-  return mark('svg', {class: 'meter c0', viewBox: '0 0 100 5', preserveAspectRatio: 'none', 'aria-hidden': 'true'}, mark('rect', {class: 'rest', width: 100, height: 5}), mark('rect', {width: 100 * Math.min(1, Math.max(0, share)), height: 5}));
+export function meter(share, colour = 0) {
+  return mark('svg', {class: `meter c${colour}`, viewBox: '0 0 100 5', preserveAspectRatio: 'none', 'aria-hidden': 'true'}, mark('rect', {class: 'rest', width: 100, height: 5}), mark('rect', {width: 100 * Math.min(1, Math.max(0, share)), height: 5}));
 }
 
-// A table; a cell is text, a node, or [node or text, class].
+// A table. A cell is a text, a node, or [text or node, class].
 export function table(heads, rows, caption = '') {
   const cell = (tag, value) => Array.isArray(value) ? make(tag, {class: value[1]}, value[0]) : make(tag, {}, value);
   return make('div', {class: 'scroll', tabindex: 0, role: 'region', 'aria-label': caption || heads.filter(head => typeof head === 'string').join(', ')}, make('table', {}, make('thead', {}, make('tr', {}, heads.map(head => cell('th', head)))), make('tbody', {}, rows.map(row => make('tr', {}, row.map((value, place) => place ? cell('td', value) : make('th', {scope: 'row'}, value)))))));

@@ -1,9 +1,9 @@
-// What a station shows, to take along: its drawings as SVG with their colours written in, and the numbers behind them as CSV.
+// Downloads of a station: its drawings as SVG with the computed colours, and its numbers as CSV.
 const STYLED = ['fill', 'fill-opacity', 'stroke', 'stroke-width', 'stroke-dasharray', 'opacity', 'font-family', 'font-size', 'text-anchor'];
 
 export const listDrawings = picture => [...picture.querySelectorAll('svg[role=img]')];
 
-export function copyDrawing(svg) {
+function copyDrawing(svg) {
   const copy = svg.cloneNode(true), copies = [copy, ...copy.querySelectorAll('*')];
   [svg, ...svg.querySelectorAll('*')].forEach((node, place) => {
     const style = getComputedStyle(node);
@@ -12,20 +12,20 @@ export function copyDrawing(svg) {
   return new XMLSerializer().serializeToString(copy);
 }
 
-// [path, value, value, ...]: one row for each number or list of numbers in an answer.
-export function listNumbers(value, path = '') {
+// [path, value, value, ...] for each number or list of numbers of an answer.
+function listNumbers(value, path = '') {
   const inner = typeof value === 'object' && value !== null;
   if (!inner || (Array.isArray(value) && !value.some(one => typeof one === 'object' && one !== null))) return [[path, ...[value].flat()]];
   return Object.entries(value).flatMap(([name, one]) => listNumbers(one, path ? `${path}.${name}` : name));
 }
 
-// A text that a spreadsheet would take for a formula gets an apostrophe before it.
+// An apostrophe goes before a text that a spreadsheet would take for a formula.
 function writeCell(value) {
   const text = typeof value === 'string' && /^[=+\-@\t\r]/.test(value) ? `'${value}` : String(value ?? '');
   return /[",\n\r]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
 }
 
-export const writeCsv = answer => listNumbers(answer).map(row => row.map(writeCell).join(',')).join('\n') + '\n';
+const writeCsv = answer => listNumbers(answer).map(row => row.map(writeCell).join(',')).join('\n') + '\n';
 
 function save(name, type, text) {
   const link = document.createElement('a');

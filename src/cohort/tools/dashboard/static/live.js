@@ -1,17 +1,17 @@
-// Pages of runs that still train: asks for the sections again, and replaces those that differ. What a person has opened, scrolled
-// or stands on stays as it is. Nothing is asked for while nobody looks.
+// Live pages: requests the sections again and replaces those that changed. Open details, scroll positions, focus and form values stay.
+// A hidden tab requests nothing.
 const main = document.querySelector('main[data-live]');
 const pulse = document.getElementById('pulse');
 const LEAST = 2, MOST = 60;
 const FOCUSABLE = 'a,button,input,select,textarea,summary,[tabindex]';
 let tag = main?.dataset.live, written = Date.now(), wait = LEAST, failures = 0, gone = false, timer = 0, asking = false;
 
-function tell() {
+function showAge() {
   const age = Math.max(0, Math.round((Date.now() - written) / 1000));
-  pulse.textContent = gone ? 'no longer there' : failures > 1 ? 'the server does not answer' : age < 3 ? 'live' : `live · updated ${age < 120 ? `${age} s` : `${Math.round(age / 60)} min`} ago`;
+  pulse.textContent = gone ? 'this page no longer exists' : failures > 1 ? 'the server does not answer' : age < 3 ? 'live' : `live · updated ${age < 120 ? `${age} s` : `${Math.round(age / 60)} min`} ago`;
 }
 
-// What a thing is, wherever it stands: lists grow, and runs change places in them.
+// The identity of an element, independent of its position: lists grow, and runs change places.
 const naming = node => [node.tagName, node.getAttribute('href'), node.name, node.type === 'checkbox' ? node.value : ''].join(' ');
 const find = (part, selector, {name, place}) => {
   const inner = [...part.querySelectorAll(selector)];
@@ -38,7 +38,7 @@ function restore(part, kept) {
   if (kept.focus) find(part, FOCUSABLE, kept.focus)?.focus({preventScroll: true});
 }
 
-// As they came, before a script has added anything to them.
+// The HTML as received, before other scripts change it.
 const known = new Map();
 const remembered = part => known.get(part.id) ?? part.innerHTML;
 if (main) for (const part of main.children) known.set(part.id, part.innerHTML);
@@ -53,7 +53,7 @@ function replaceParts(text) {
     const text = part.innerHTML, old = document.getElementById(part.id);
     if (old === null) { before === null ? main.prepend(part) : before.after(part); before = part; }
     else {
-      const read = old.querySelector('.tip:not([hidden])') !== null;  // somebody reads values there: later
+      const read = old.querySelector('.tip:not([hidden])') !== null;  // values are being read: try again later
       if (read) { waiting = true; before = old; continue; }
       if (remembered(old) !== text) { const kept = remember(old); old.replaceChildren(...part.childNodes); restore(old, kept); }
       before = old;
@@ -77,12 +77,12 @@ async function ask() {
     wait = Math.min(MOST, Math.max(LEAST, Number(answer.headers.get('X-Wait') ?? (gone ? MOST : LEAST))));
     failures = 0;
   } catch { failures += 1; wait = Math.min(MOST, LEAST * 2 ** failures); }
-  asking = false; tell();
+  asking = false; showAge();
   clearTimeout(timer); timer = setTimeout(ask, 1000 * wait);
 }
 
 if (main) {
   document.addEventListener('visibilitychange', () => { if (!document.hidden) { clearTimeout(timer); ask(); } });
-  setInterval(() => { if (!document.hidden) tell(); }, 1000);
+  setInterval(() => { if (!document.hidden) showAge(); }, 1000);
   timer = setTimeout(ask, 1000 * LEAST);
 }

@@ -1,9 +1,9 @@
-// A cursor over the tokens of a completion: by pointer or by arrow keys; all numbers of the token stand in a panel and are read out.
+// A cursor over the tokens of a completion, moved by pointer or arrow keys. A panel shows the token's numbers, and screen readers announce them.
 const flow = document.getElementById('tokens');
 if (flow) {
   const tokens = [...flow.querySelectorAll('.t')], first = Number(flow.dataset.first);
   const panel = document.getElementById('values'), name = document.getElementById('token-name');
-  const list = document.getElementById('token-values'), said = document.getElementById('token-said');
+  const list = document.getElementById('token-values'), status = document.getElementById('token-status');
   const chosen = document.querySelector('.chips a[data-keep][aria-current]')?.textContent;
   let here = Number(flow.dataset.at) - first, numbers = null, timer = 0;
 
@@ -13,7 +13,7 @@ if (flow) {
   function show(at) {
     if (!numbers) return;
     panel.hidden = false;
-    const trained = numbers.trained[at] ? '' : ' · not trained on';
+    const trained = numbers.trained[at] ? '' : ' · masked out of training';
     name.textContent = `${numbers.pieces[at]} · token ${first + at + 1} of ${numbers.total} · id ${numbers.ids[at]}${trained}`;
     list.replaceChildren(...values(at).map(([label, value]) => {
       const entry = document.createElement('div'), term = document.createElement('dt'), number = document.createElement('dd');
@@ -41,14 +41,14 @@ if (flow) {
     tokens[here].classList.add('here');
     tokens[here].scrollIntoView({block});
     show(here);
-    clearTimeout(timer);  // browsers limit how often an address may change, and a voice needs time
+    clearTimeout(timer);  // browsers limit how often an address may change, and speech needs time
     timer = setTimeout(() => {
       keep();
-      if (numbers) said.textContent = `${name.textContent}: ${values(here).map(one => one.join(' ')).join(', ')}`;
+      if (numbers) status.textContent = `${name.textContent}: ${values(here).map(one => one.join(' ')).join(', ')}`;
     }, 180);
   }
 
-  // The token of the next line, or the one before, that stands nearest below or above.
+  // The nearest token in the next or previous line.
   function line(step) {
     const box = tokens[here].getBoundingClientRect(), middle = (box.left + box.right) / 2;
     let best = here, row = null;
@@ -81,5 +81,5 @@ if (flow) {
   try {
     numbers = await (await fetch(flow.dataset.source)).json();
     if (new URL(location.href).searchParams.has('at')) move(here, 'center'); else show(here);
-  } catch { name.textContent = 'The numbers could not be read from the server.'; panel.hidden = false; }
+  } catch { name.textContent = 'The server did not return the numbers.'; panel.hidden = false; }
 }

@@ -1,4 +1,4 @@
-"""What is handed in from Python, rows and a loaded model, and kept in the run folder: a resume needs nothing else."""
+"""Rows and models passed from Python, saved in the run folder so that a resume does not need them again."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cohort.recipe.schema import Recipe
 from cohort.recipe.values import Materials
 
 
-def keep_rows(recipe: Recipe, folder: RunFolder, given: Materials, say: Callable[[str], None]) -> Materials:
-    """The materials with every row loaded: those handed in now, which are kept, and those that were kept before."""
+def keep_rows(recipe: Recipe, folder: RunFolder, given: Materials, report: Callable[[str], None]) -> Materials:
+    """The materials with all rows loaded: the given ones, which are saved, and those saved before."""
     sets = recipe.evaluation.sets
     kept = folder.read_kept_rows(recipe, given)
     for name, rows in {"": given.rows, **given.sets}.items():
@@ -23,28 +23,31 @@ def keep_rows(recipe: Recipe, folder: RunFolder, given: Materials, say: Callable
             continue
         if name and name not in sets:
             raise RunError(f"evaluate_on: the run has no evaluation set {name!r}; it has: {', '.join(sets) or 'none'}.")
-        section, word = (f"evaluation.sets.{name}", "evaluate_on") if name else ("prompts", "prompts")
+        section, argument = (f"evaluation.sets.{name}", "evaluate_on") if name else ("prompts", "prompts")
         loaded = load_rows(sets[name] if name else recipe.prompts, recipe.seed, rows, section)
         if not folder.keep_rows(loaded, name):
-            say(f"{word} hold values that JSON would change; a resume will need them again: cohort.resume(run, {word}=rows).")
+            report(
+                f"{argument} has values that JSON cannot store; a resume needs them again: cohort.resume(run, {argument}=rows)."
+            )
         kept = replace(kept, sets={**kept.sets, name: loaded}) if name else replace(kept, rows=loaded)
     return replace(given, rows=kept.rows, sets=kept.sets, model=None)
 
 
-def check_handed_in(model: Any, tokenizer: Any) -> None:
-    """Refuse an object that would not be loaded again as what it is. Nothing is imported that the object has not."""
+def check_python_model(model: Any, tokenizer: Any) -> None:
+    """Refuse a model object that could not be loaded again as the same class. Imports nothing that the object does not use."""
     kind = type(model).__name__
-    if any(parent.__module__.startswith("peft.") for parent in type(model).__mro__) or getattr(
-        model, "_hf_peft_config_loaded", False
-    ):
+    is_peft = any(parent.__module__.startswith("peft.") for parent in type(model).__mro__)
+    if is_peft or getattr(model, "_hf_peft_config_loaded", False):
         raise ModelError(
-            f"model: the {kind} carries PEFT adapters. Give model.merge_and_unload(), or the folder of the base as model= and the "
+            f"model: the {kind} has PEFT adapters. Pass model.merge_and_unload(), or the folder of the base as model= and the "
             'adapter as **{"model.lora.adapter": folder, "model.lora.rank": r}.'
         )
     if not hasattr(model, "save_pretrained") or not hasattr(model, "config"):
-        raise ModelError(f"model: give a folder, a hub id, a run folder or a PreTrainedModel of transformers; got a {kind}.")
+        raise ModelError(
+            f"model: expected a folder, a Hub id, a run folder or a PreTrainedModel of transformers; got a {kind}."
+        )
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
-        raise ModelError(f"model: the {kind} is quantised, and all weights are trained here; load it in bfloat16 or float32.")
+        raise ModelError(f"model: the {kind} is quantised, but all weights are trained; load it in bfloat16 or float32.")
     from transformers import AutoModelForCausalLM
 
     found: Any = AutoModelForCausalLM._model_mapping.get(type(model.config), ())
@@ -53,16 +56,16 @@ def check_handed_in(model: Any, tokenizer: Any) -> None:
         instead = f"loads as {expected[0].__name__}" if expected else "is not loaded as a causal language model"
         raise ModelError(
             f"model: a run loads its model by its config, and {type(model.config).__name__} {instead}, not as {kind}. Load it with "
-            "AutoModelForCausalLM; a class of your own cannot be trained from an object."
+            "AutoModelForCausalLM; a custom class cannot be trained from an object."
         )
     if tokenizer is None and not getattr(model, "name_or_path", ""):
         raise ModelError(
-            "tokenizer: the model does not say where it was loaded from (name_or_path); give tokenizer= beside it."
+            "tokenizer: the model does not record where it was loaded from (name_or_path); pass tokenizer= as well."
         )
 
 
-def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
-    """The object and its tokenizer as a model folder, from which a run loads a copy of its own."""
+def save_python_model(model: Any, tokenizer: Any, folder: Path) -> None:
+    """Save the object and its tokenizer as a model folder, from which the run loads its own copy."""
     from cohort.model.loading import hide_progress_bars
     from cohort.model.tokenizer import load_tokenizer
     from cohort.training.checkpoint import fill_folder
@@ -74,7 +77,7 @@ def save_handed_in(model: Any, tokenizer: Any, folder: Path) -> None:
         except (OSError, ValueError, KeyError) as problem:
             first_line = str(problem).strip().partition("\n")[0]
             raise ModelError(
-                f"tokenizer: none is found at {model.name_or_path!r} ({first_line}); give tokenizer= beside the model."
+                f"tokenizer: not found at {model.name_or_path!r} ({first_line}); pass tokenizer= as well."
             ) from problem
     with fill_folder(folder) as whole:
         model.save_pretrained(whole)

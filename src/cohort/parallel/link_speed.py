@@ -1,4 +1,4 @@
-"""How fast ranks talk: measured with the sums and the meetings that a run has, by the formula of a ring."""
+"""Measures the speed of the link between ranks with the sums and meetings of a run, by the formula of a ring."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from cohort.base.world import World
 FIRST_BYTES = 1 << 18
 MOST_BYTES = {"cpu": 1 << 26, "cuda": 1 << 28}
 LONG_ENOUGH_S = 0.05
-"""Of one sum: then what is measured is the link, and not its start."""
+"""Duration of one sum at which the link dominates over its latency."""
 REPEATS = 3
 
 
 def measure_link(world: World, device: torch.device) -> tuple[float, float, float]:
-    """(bytes a second one way, seconds of a message, seconds of a meeting), the same on every rank: those of the slowest.
+    """(bytes per second one way, seconds per message, seconds per meeting) of the slowest rank, on every rank.
 
-    A sum of B bytes over N ranks is 2 (N - 1) messages of B / N bytes, one after the other.
+    A sum of B bytes over N ranks takes 2 (N - 1) messages of B / N bytes, one after the other.
     """
     turns = 2 * (world.size - 1)
     started = time_sum(world, torch.zeros(1, device=device))
@@ -45,7 +45,7 @@ def time_sum(world: World, tensor: torch.Tensor) -> float:
 
 
 def time_work(world: World, work: Callable[[], object]) -> float:
-    """The median of a few, after one that warms up; of the slowest rank, so that all go on alike."""
+    """Median seconds after a warm-up, of the slowest rank, so that all ranks continue alike."""
     seconds = []
     for _ in range(1 + REPEATS):
         started = time.monotonic()

@@ -21,7 +21,7 @@ from cohort.model.scratch import build_scratch
 from cohort.observe.run_folder import find_losses
 from cohort.recipe.values import Materials
 from cohort.training import checkpoint
-from cohort.training.read_again import digest_reward_module
+from cohort.training.resume_checks import digest_reward_module
 from session_tools import bits, rows_of, summary_of, tiny, train_tiny
 
 SMALL: dict[str, Any] = {
@@ -102,14 +102,14 @@ def test_one_bit_of_the_reference_is_refused_wherever_it_is(run):
     file = run / "start" / "model.safetensors"
     for at in (file.stat().st_size // 2, -1):
         flip(file, at)
-        with pytest.raises(RunError, match="start no longer holds the weights the run started from"):
+        with pytest.raises(RunError, match="start has changed: it no longer holds the weights that the run started from"):
             resume(run)
         flip(file, at)
 
 
 def test_another_config_or_tokenizer_of_the_reference_is_refused(run):
     replace(run / "start" / "config.json", "10000.0", "50000.0")
-    with pytest.raises(RunError, match=r"^start: config\.json is not what it was .* restore it, or start a new run"):
+    with pytest.raises(RunError, match=r"^start: config\.json has changed .* restore the file, or start a new run"):
         resume(run)
     replace(run / "start" / "config.json", "50000.0", "10000.0")
     (run / "start" / "chat_template.jinja").write_text("{{ messages }}")
@@ -119,7 +119,7 @@ def test_another_config_or_tokenizer_of_the_reference_is_refused(run):
 
 def test_other_problems_are_refused_and_there_is_a_way_on_without(run, stopped):
     write_problems(stopped[1], first=1)
-    with pytest.raises(RunError, match=r"evaluation set 'held_out' are not those .*evaluation\.samples = 0"):
+    with pytest.raises(RunError, match=r"evaluation set 'held_out' have changed .*evaluation\.samples = 0"):
         resume(run)
     replace(run / "recipe.toml", "samples = 2", "samples = 0")
     result, heard = resume(run)
@@ -140,7 +140,7 @@ def test_another_model_source_is_refused(tmp_path, monkeypatch):
     for name in ("config.json", "tokenizer.json"):
         before = (tmp_path / "model" / name).read_bytes()
         (tmp_path / "model" / name).write_bytes(before + b"\n")
-        with pytest.raises(RunError, match=rf"^model\.source: {name} is not what it was"):
+        with pytest.raises(RunError, match=rf"^model\.source: {name} has changed"):
             resume(tmp_path / "run")
         (tmp_path / "model" / name).write_bytes(before)
     assert resume(tmp_path / "run")[0].status == "finished"
@@ -185,8 +185,8 @@ def test_lost_records_are_named_and_the_baseline_is_restored(run):
     replace(run / "recipe.toml", "learning_rate = 0.001", "learning_rate = 0.002")
     result, heard = resume(run)
     assert [text.removeprefix("warning: ") for text in heard.warnings if "sampling" not in text] == [
-        "recipe.toml was edited since the run was saved, and goes on as it says now: optimizer.learning_rate 0.001 -> 0.002",
-        "evaluations.jsonl had lost or changed the baseline; restored from the checkpoint",
+        "recipe.toml was edited since the run was saved; the new settings apply: optimizer.learning_rate 0.001 -> 0.002",
+        "the baseline in evaluations.jsonl was lost or changed; restored from the checkpoint",
         "metrics.jsonl has no row for step 2: charts and findings skip them",
         "evaluations.jsonl has no evaluation for step 2: the report skips them",
         "rollouts/ has no intact file for steps 1, 3: these completions are lost; training is not affected",
@@ -211,24 +211,22 @@ def test_a_run_without_checkpoints_says_that_it_starts_anew(run, monkeypatch):
     shutil.rmtree(run / "checkpoints")
     monkeypatch.setattr(session.Session, "run", lambda self: None)
     heard = resume(run)[1]
-    assert heard.warnings == ["warning: checkpoints/ holds none: starting anew, with the 3 steps that were done before"]
+    assert heard.warnings == ["warning: no checkpoint in checkpoints/: starting again; 3 finished steps are repeated"]
     assert rows_of(run) == []
 
 
 def test_a_baseline_that_no_checkpoint_holds_is_not_made_up(run):
-    """As older checkpoints are: then there is no before, rather than one of step 3."""
+    """Then the report has no baseline, rather than one measured at step 3."""
     folder = checkpoint.list_checkpoints(run / "checkpoints")[-1]
     found = checkpoint.load(folder)
-    new = ("baseline", "files", "recipe", "evaluation_digests")
     shutil.rmtree(folder)
-    document = {name: value for name, value in found.document.items() if name not in new}
+    document = {**found.document, "baseline": {}}
     checkpoint.save(folder.parent, folder.name, checkpoint.Snapshot(found.tensors, document))
     (run / "evaluations.jsonl").unlink()
     result, heard = resume(run)
     assert result.summary["eval"]["before"] == {}
     assert result.summary["eval"]["after"]
     assert [row["label"] for row in rows_of(run, "evaluations.jsonl")] == ["after"]
-    assert any("started by an earlier cohort" in text for text in heard.warnings)
     assert any("the evaluation before training is lost" in text for text in heard.warnings)
     assert summary_of(run)["status"] == "finished"
 
