@@ -199,7 +199,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("perf/engine_occupancy", "share", "rows that decoded ÷ slots, mean over decode steps", "above 0.7", "Slots are idle: use fewer slots, more prompts_per_step, or a lower limit for the few long completions."),
     Metric("perf/engine_slots", "count", "completions decoded in parallel", "constant", "If few, and memory is free, raise sampling.slots."),
     Metric("perf/engine_decode_steps", "count", "decode steps: one token for every active completion", "near rollout/tokens ÷ slots", "Far above: slots are idle, see engine_occupancy.", reduce="sum"),
-    Metric("perf/engine_looks", "count", "times that the host waited for the device to learn which completions have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token.", reduce="sum"),
+    Metric("perf/engine_checks", "count", "times that the host waited for the device to learn which completions have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token.", reduce="sum"),
     Metric("perf/engine_prefills", "count", "batches of prompts that were run", "a few", "Many: prompts arrive in small batches; use more slots.", reduce="sum"),
     Metric("perf/engine_graphs", "count", "CUDA graphs held", "constant after the first steps; 0 on a CPU, or if the model synchronises with the host", "If it grows, shapes keep changing and each needs a new capture."),
     Metric("perf/engine_<figure>", "as counted", "any other count of the engine's last call", "depends on the engine", "Compare between runs of the same recipe."),
