@@ -19,7 +19,7 @@ import pytest
 
 import cohort
 from cohort.data.rows import load_rows, render
-from cohort.engine.stop import find_single_token
+from cohort.engine.requests import find_single_token
 from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch

@@ -228,7 +228,9 @@ def test_places_are_those_of_all_groups_laid_flat():
         return completion(f"{request.draw}.{request.sample}")
 
     told: dict[int, Any] = {}
-    found = sample_groups(Echo(), make_prompts(3), Sampling(2, 1.0, 4, (2,)), NoiseKey(0, "train", 1), 7, hear=told.__setitem__)
+    found = sample_groups(
+        Echo(), make_prompts(3), Sampling(2, 1.0, 4, (2,)), NoiseKey(0, "train", 1), 7, on_finish=told.__setitem__
+    )
     assert [one for group in found for one in group] == [told[place] for place in range(6)]
     assert told[3].text == "8.1"
 

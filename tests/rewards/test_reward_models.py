@@ -489,7 +489,7 @@ def test_a_model_that_cannot_be_loaded_is_not_tried_again_for_every_row(tmp_path
 def test_a_language_model_is_no_reward_model(tmp_path):
     tokenizer = letters()
     source = saved(tmp_path, llama(tokenizer, LlamaForCausalLM), tokenizer)
-    with pytest.raises(ModelError, match=r"lack score.weight, which would be made up at random"):
+    with pytest.raises(ModelError, match=r"lack score.weight, which would be initialised randomly"):
         reward_model(["2"], ["1="], model=source)
 
 
@@ -511,7 +511,7 @@ def test_pickled_weights_and_code_of_a_model_are_not_loaded(tmp_path):
     }
     (coded / "config.json").write_text(json.dumps(config))
     (coded / "code.py").write_text(f"open({str(canary)!r}, 'w')\nclass Own: pass\n")
-    with pytest.raises(ModelError, match=r"code that ships with it .code\.py.*never run"):
+    with pytest.raises(ModelError, match=r"comes as code .code\.py.*never run"):
         reward_model(["2"], ["1="], model=str(coded))
     assert not canary.exists()
 

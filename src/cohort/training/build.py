@@ -30,11 +30,11 @@ from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine, RemoteSetup
 from cohort.errors import EngineError, ModelError, PromptError, RankError
 from cohort.model import lora
+from cohort.model.architecture import count_positions
 from cohort.model.chat import ChatCodec, read_template, refuse_blank_template
 from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
-from cohort.model.rotary import count_positions
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
 from cohort.recipe.rules import count_longest_rollout, find_answer_column
@@ -161,7 +161,7 @@ def restore_first_adapter(recipe: Recipe, policy: Policy, start: Path | None) ->
     else:
         values = lora.read_values(reference.model, folder, "the adapter that the run started from", "")
     lora.write_values(reference.model, values)
-    reference.notice_new_weights()
+    reference.refresh_weights()
     return reference
 
 
@@ -199,16 +199,16 @@ def make_weights(recipe: Recipe, policy: Policy, adding: Adding) -> MasterWeight
     mesh = init_device_mesh(policy.device.type, (adding.world.size,))
     sharding = Sharding(mesh, compute_dtype(recipe), exact=adding.exact, offload=recipe.parallel.offload, world=adding.world)
     weights = ShardedWeights(PolicyShards(policy, sharding), replace(adding, sharding=sharding))
-    policy.hold_whole()  # for the digest of a frozen base
+    policy.gather_weights()  # for the digest of a frozen base
     return weights
 
 
 def shard_like(policy: Policy, like: Policy) -> None:
     """Shard this policy if the other one is sharded."""
-    if like.sharding is not None:
+    if like.shards is not None:
         from cohort.model.sharding import PolicyShards
 
-        PolicyShards(policy, like.sharding)
+        PolicyShards(policy, like.shards.sharding)
 
 
 def compute_dtype(recipe: Recipe) -> torch.dtype:
@@ -351,17 +351,31 @@ def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolde
 
 
 def make_engine(
-    recipe: Recipe, policy: Policy, folder: Path | None = None, report: Callable[[str], None] = lambda message: None
+    recipe: Recipe,
+    policy: Policy,
+    folder: Path | None = None,
+    report: Callable[[str], None] = lambda message: None,
+    concurrent: bool = False,
 ) -> tuple[Engine, str]:
-    """The engine of the recipe, and a console message about it. folder: of the run; report: prints later messages."""
-    policy.hold_whole()
+    """The engine of the recipe, and a console message about it. folder: of the run; report: prints later messages.
+
+    concurrent: whether another thread uses the device while the engine samples.
+    """
+    policy.gather_weights()
     sampling, codec, remote = recipe.sampling, policy.codec, None
     if sampling.servers:
         shared = Path(recipe.vllm.folder) if recipe.vllm.folder else folder and folder / "weights"
         keep = recipe.ahead.lag > 0 or recipe.ahead.in_flight
         remote = RemoteSetup(policy, sampling.servers, recipe.vllm, shared, report, keep, count_longest_rollout(recipe))
     setup = EngineSetup(
-        policy.model, codec.decode, sampling.slots, recipe.model.kernels, sampling.cuda_graphs, codec.decode_all, remote
+        policy.model,
+        codec.decode,
+        sampling.slots,
+        recipe.model.kernels,
+        sampling.cuda_graphs,
+        codec.decode_all,
+        remote,
+        concurrent,
     )
     engine, description = build_engine(sampling.chosen_engine, setup)
     if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:
