@@ -325,7 +325,7 @@ def test_true_is_no_number_in_any_field(path):
     for value in (True, False):
         with pytest.raises(RecipeError, match=rf"^{path}: {str(value).lower()} is not a number; give one, for example"):
             load_recipe(values={path: value})
-    with pytest.raises(RecipeError, match="is no number"):
+    with pytest.raises(RecipeError, match="is not a number"):
         load_recipe(overrides=[f"{path}=true"])
 
 
