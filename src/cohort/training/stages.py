@@ -204,20 +204,16 @@ def save_last_state(run: Run, state: TrainState, signal: Interrupted | None) -> 
             raise signal
         save_run(run, state)
     except InterruptedAgain as again:
-        return describe_unsaved(run, state, again)
+        kept = [folder.name for folder in checkpoint.list_checkpoints(run.folder.checkpoints)]
+        if state.checkpoint_name in kept:
+            return f"{again}: saved"
+        here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
+        left = f"The newest checkpoint is {kept[-1]}" if kept else "No checkpoint exists: the run starts again"
+        return f"{again}, a second signal: nothing was saved after {here}. {left}"
     except (OSError, CheckpointError, RankError) as problem:
         run.monitors.on_message(f"the last steps could not be saved: {problem}")
         return f"{signal}: not saved"
     return f"{signal}: saved"
-
-
-def describe_unsaved(run: Run, state: TrainState, signal: InterruptedAgain) -> str:
-    kept = [folder.name for folder in checkpoint.list_checkpoints(run.folder.checkpoints)]
-    if state.checkpoint_name in kept:
-        return f"{signal}: saved"
-    here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
-    left = f"The newest checkpoint is {kept[-1]}" if kept else "No checkpoint exists: the run starts again"
-    return f"{signal}, a second signal: nothing was saved after {here}. {left}"
 
 
 def prune_checkpoints(run: Run, state: TrainState, saved: Path) -> int:

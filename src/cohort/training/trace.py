@@ -169,15 +169,12 @@ def list_numbers(example: Example, trace: TokenTrace, algorithm: AlgorithmConfig
             vectors["ref_logprob"] = read_trained(example, example.ref_logprobs_T)
     elif example.rollout in trace.newest:  # left out of the forward pass, since no loss term acts on it
         vectors |= {"coefficient": np.zeros(trained), "clipped": np.zeros(trained)}
-    return {name: spread_over_tokens(values_M, example) for name, values_M in vectors.items()}
+    columns = {name: np.full(len(example.completion_ids), np.nan) for name in vectors}
+    for name, column_T in columns.items():
+        column_T[example.loss_mask_T.numpy()] = vectors[name]
+    return columns
 
 
 def read_trained(example: Example, values_T: Tensor) -> Vector:
     found: Vector = values_T.double().numpy()[example.loss_mask_T.numpy()]
     return found
-
-
-def spread_over_tokens(values_M: Vector, example: Example) -> Vector:
-    spread_T = np.full(len(example.completion_ids), np.nan)
-    spread_T[example.loss_mask_T.numpy()] = values_M
-    return spread_T
