@@ -102,7 +102,7 @@ class Plain:
         return ["train", str(self.folder / f"{name}.toml"), f"name={run}", f"runs_folder={self.folder}"]
 
     def find(self, name: str, **overrides: object) -> Path:
-        """The run of one process, made once; the recipe lies beside it."""
+        """The run of one process, made once, next to its recipe."""
         run = self.folder / f"{name} plain"
         if name not in self.notes:
             write_recipe(self.folder / f"{name}.toml", **{**SHORT, "model.source": self.start, **overrides})
@@ -111,7 +111,7 @@ class Plain:
         return run
 
     def compare(self, name: str, size: int) -> str:
-        """Train on so many ranks, hold the run against the plain one, and give what the main rank said."""
+        """Train on this many ranks, compare the run with the plain one, and return the output of the main rank."""
         run = self.folder / f"{name} {size}"
         launch = run_ranks(self.server, size, *self.words(name, run.name))
         assert differences(run, self.folder / f"{name} plain") == []
