@@ -10,14 +10,14 @@ COMMANDS = {
     "evaluate": "cohort.tools.commands.evaluate",
     "export": "cohort.tools.commands.runs",
     "compare": "cohort.tools.commands.evaluate",
-    "algorithms": "cohort.tools.commands.lists",
-    "doctor": "cohort.tools.commands.checks",
-    "audit": "cohort.tools.commands.checks",
-    "serve": "cohort.tools.commands.serve",
+    "algorithms": "cohort.tools.commands.prepare",
+    "doctor": "cohort.tools.commands.prepare",
+    "audit": "cohort.tools.commands.prepare",
+    "serve": "cohort.tools.commands.train",
     "look": "cohort.tools.commands.runs",
     "report": "cohort.tools.commands.runs",
     "dashboard": "cohort.tools.commands.runs",
-    "recipes": "cohort.tools.commands.lists",
+    "recipes": "cohort.tools.commands.prepare",
 }
 """In the order of `cohort --help`."""
 

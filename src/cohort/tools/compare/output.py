@@ -160,11 +160,11 @@ def choose_colour(place: int) -> int:
 
 def show_header(comparison: Comparison) -> Part:
     sentence, detail = describe_comparison(comparison)
-    budget = comparison.budget
+    train = comparison.lineup.base.train
     words = [
         f"recipe {comparison.lineup.base_name}",
         f"seed{'s' if len(comparison.seeds) > 1 else ''} {', '.join(map(str, comparison.seeds))}",
-        f"{budget['train.num_steps']} steps of {budget['train.prompts_per_step']} prompts × {budget['train.group_size']} completions",
+        f"{train.num_steps} steps of {train.prompts_per_step} prompts × {train.group_size} completions",
     ]
     return "header", sentence, [detail], f"{len(comparison.contenders)} contenders", "", words
 

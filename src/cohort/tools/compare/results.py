@@ -14,7 +14,7 @@ from cohort.observe.report.data import RunData, as_number
 from cohort.observe.report.plots import list_held_out
 from cohort.recipe.describe import find_differing, list_used
 from cohort.recipe.schema import Recipe
-from cohort.tools.compare.contenders import BUDGET, Contender, Lineup, flatten
+from cohort.tools.compare.contenders import Contender, Lineup, flatten
 from cohort.tools.compare.plan import VERSION, Plan, PlannedRun
 
 LAST_STEPS = 10
@@ -135,11 +135,6 @@ class Comparison:
         noted = [f"{one.label} {one.contender.note}" for one in self.contenders if one.contender.note]
         return [*self.different.values(), *noted, *(f"{', '.join(names)}: {reason}" for reason, names in failures.items())]
 
-    @property
-    def budget(self) -> dict[str, Any]:
-        flat = flatten(self.lineup.base.model_dump())
-        return {word: flat[word] for word in BUDGET if word in flat}
-
     def list_choices(self) -> dict[str, dict[str, Any]]:
         """Contender -> the settings in which contenders differ: those of [algorithm] undotted, others by their path."""
         rows = [list_settings(one.contender.recipe) for one in self.contenders]
@@ -154,7 +149,6 @@ class Comparison:
             "base": self.lineup.base_name,
             "seeds": list(self.seeds),
             "jobs": self.jobs,
-            "budget": self.budget,
             "choices": self.list_choices(),
             "different_problems": dict(self.different),
             "contenders": [one.to_json(self.votes, self.sets) for one in self.contenders],
