@@ -81,7 +81,7 @@ class Heartbeats:
                     pass_on(self.store.get("signal").decode())
 
     def find_silent(self, ranks: Sequence[int], limit_s: float) -> list[int]:
-        """The ranks without a new heartbeat for `limit_s`, as far as this process has seen."""
+        """The ranks whose last new heartbeat is older than `limit_s`."""
         with contextlib.suppress(RuntimeError):
             return self._pick_silent(ranks, limit_s)
         return []
@@ -349,7 +349,7 @@ def fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def join_ranks(limit_s: float) -> Ranks:
-    """Meet the other ranks of this launch; once more for each training in this process."""
+    """Meet the other ranks of this launch, once for each training in this process."""
     rank, size = read_rank()
     room = find_room(rank, size, limit_s)
     try:

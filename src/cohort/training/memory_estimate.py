@@ -74,7 +74,7 @@ class RunNumbers:
     state_bits: int = 32
     lora_rank: int = 0
     adapter_parameters: int | None = None
-    """Trained parameters if other modules than all linear layers are adapted; None: all linear layers are."""
+    """Trained parameters, if only some linear layers have adapters; None: all have."""
     four_bit: bool = False
     """The frozen base holds its linear layers in 4 bits."""
     reference: bool = False
