@@ -173,7 +173,7 @@ def test_three_ranks_with_two_prompts_and_one_micro_batch_say_so_and_have_the_sa
     plain.find("few", **few, **{"monitors.console": True})
     assert set(plain.notes["few"]["micro_batches"]["update_policy"]) == {1}
     said = plain.compare("few", 3)
-    assert said.count("3 ranks share the 1 micro-batch of an update, so 2 of them have nothing to train on") == 1
+    assert said.count("an update has 1 micro-batch for 3 ranks, so 2 ranks will be idle") == 1
     assert "train.micro_batch_tokens (now 4096)" in said
 
 
