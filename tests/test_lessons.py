@@ -7,16 +7,18 @@ those that no other file holds are below.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
 from cohort.errors import EngineError, InvariantError
 from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
-from cohort.ops.attention import check_plain_causal
+from cohort.ops.attention import register_attention
 from cohort.recipe.schema import ScratchConfig
 from cohort.training.experience import Models
 from cohort.training.rollouts import Collected, group_rollouts
@@ -160,7 +162,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "known wrong verdicts": ["verify/test_rewards_math.py::test_verdicts"],
     "an unparseable gold never earns a reward": [
-        "verify/test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
+        "verify/test_rewards_math.py::test_an_unusable_reference_answer_raises_and_is_shown",
         "rewards/test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
     ],
     "no verifier evaluates model text": ["rewards/test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
@@ -207,8 +209,8 @@ LESSONS: dict[str, list[str]] = {
     ],
     "known wrong verdicts of Math-Verify": ["verify/test_math_pairs.py::test_every_row_of_the_table"],
     "an unusable gold earns nothing and is named at start": [
-        "verify/test_math_answer.py::test_unusable_golds_are_named_before_the_run",
-        "verify/test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
+        "verify/test_math_answer.py::test_unusable_reference_answers_are_named_before_the_run",
+        "verify/test_math_answer.py::test_a_bomb_in_the_reference_answer_leaves_the_row_unscored",
         "rewards/test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
         "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
@@ -219,7 +221,7 @@ LESSONS: dict[str, list[str]] = {
         "rewards/test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
     ],
     "code is graded by plain values that the host compares": [
-        "verify/test_code_tests.py::test_no_cheat_earns_anything",
+        "verify/test_code_tests.py::test_no_cheat_scores",
         "verify/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
         "verify/test_jail_hostile.py::test_a_sample_of_hostile_programs",
     ],
@@ -354,13 +356,17 @@ def test_attention_refuses_masks_and_arguments_it_does_not_honour():
     class Module:
         is_causal = True
 
-    query = torch.zeros(1, 1, 2, 4)
-    assert check_plain_causal(Module(), query, None, 0.0, None, None, {"position_ids": query}) == 0.5
+    query, scales = torch.zeros(1, 1, 2, 4), []
+    register_attention("cohort_test", lambda *arguments: scales.append(arguments[4]))
+    attend = functools.partial(AttentionInterface()["cohort_test"], Module(), query, query, query)
+    attend(None, position_ids=query)
+    assert scales == [0.5]
     with pytest.raises(EngineError, match="not plain causal"):
-        check_plain_causal(Module(), query, torch.zeros(2, 2), 0.0, None, None, {})
+        attend(torch.zeros(2, 2))
     with pytest.raises(EngineError, match="not plain causal"):
-        check_plain_causal(Module(), query, None, 0.1, None, None, {})
+        attend(None, dropout=0.1)
     with pytest.raises(EngineError, match="sinks"):
-        check_plain_causal(Module(), query, None, 0.0, None, None, {"s_aux": query})
+        attend(None, s_aux=query)
     with pytest.raises(EngineError, match="'novelty'"):
-        check_plain_causal(Module(), query, None, 0.0, None, None, {"novelty": 3})
+        attend(None, novelty=3)
+    assert len(scales) == 1

@@ -187,10 +187,10 @@ def test_the_gpus_step_under_the_interpreter_and_the_cpus_refusal(tmp_path: Path
     local, fused = prove_local(policy.model), fuse(policy.model)
     with mock.patch.object(functions, "has_kernels", return_value=True):
         prove_decoder(policy.model, local, lambda slots, length: FusedDecoder(fused, slots, length))
-    with pytest.raises(EngineError, match="which a base in 4 bits is there to avoid"):
+    with pytest.raises(EngineError, match="which a 4-bit base is meant to avoid"):
         CpuDecoder(fused, 2, 8)
     _, sentence = build_engine("local", EngineSetup(policy.model, policy.codec.decode))
-    assert "the modules of transformers (the CPU decoder lays weights out in float32" in sentence
+    assert "the modules of transformers (the CPU decoder needs weights in float32" in sentence
 
 
 def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Compiled training on a CPU: its operations against their twins, attention against autograd in float64, whole models against
+"""Compiled training on a CPU: its operations against their references, attention against autograd in float64, whole models against
 the modules of transformers, and runs on it."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_structures_are_read_from_the_sources() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_delta", [True, False])
-def test_norms_forward_have_the_bits_of_the_twin(rows: int, width: int, with_delta: bool) -> None:
+def test_norms_forward_have_the_bits_of_the_reference(rows: int, width: int, with_delta: bool) -> None:
     operations = load(width=width)
     hidden, delta, weight = 3 * noise(rows, width), noise(rows, width, seed=1) if with_delta else None, noise(width)
     expected = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
@@ -150,7 +150,9 @@ def test_norms_forward_have_the_bits_of_the_twin(rows: int, width: int, with_del
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_total", [True, False])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True), (False, False)])
-def test_gradients_of_norms_are_those_of_the_twin(rows: int, width: int, with_total: bool, wanted: tuple[bool, bool]) -> None:
+def test_gradients_of_norms_are_those_of_the_reference(
+    rows: int, width: int, with_total: bool, wanted: tuple[bool, bool]
+) -> None:
     operations = load(width=width)
     total, weight = 3 * noise(rows, width), noise(width)
     inverse = torch.rsqrt(total.pow(2).mean(-1) + EPSILON)
@@ -170,7 +172,7 @@ def turns(rows: int, dim: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("dim", "group"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_rotations_have_the_bits_of_the_twin_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
+def test_rotations_have_the_bits_of_the_reference_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
     operations, heads = load(dim, group), Heads(2 * group, 2, dim)
     qkv, angles = noise(rows, heads.width), turns(rows, dim)
     rotary = Rotary(*angles, heads)
@@ -189,7 +191,7 @@ def test_rotations_have_the_bits_of_the_twin_and_their_gradients_its_numbers(row
         assert_same(operations.rotary_backward(strided, None, rotary, want_bias, False), found)
 
 
-def test_norms_of_heads_are_the_twins() -> None:
+def test_norms_of_heads_use_torch() -> None:
     operations, heads = load(16, 2), Heads(4, 2, 16)
     qkv, rotary = noise(33, heads.width), Rotary(*turns(33, 16), heads, noise(16), noise(16, seed=1), EPSILON)
     outputs = operations.rotary_forward(qkv, rotary)
@@ -203,7 +205,7 @@ def test_norms_of_heads_are_the_twins() -> None:
 
 @pytest.mark.parametrize("width", [3, 16, 20, 33, 64, 100])
 @pytest.mark.parametrize("rows", ROWS)
-def test_swiglu_has_the_bits_of_silu_and_gradients_the_numbers_of_the_twin(rows: int, width: int) -> None:
+def test_swiglu_has_the_bits_of_silu_and_gradients_the_numbers_of_the_reference(rows: int, width: int) -> None:
     """Bits of silu as the modules take it, of whole tensors: of a strided row that is not full, PyTorch's has others."""
     operations = load()
     gate_up, d_activation = 4 * noise(rows, 2 * width), noise(rows, width)

@@ -1,4 +1,4 @@
-"""The training kernels, compiled, against their twins on the same GPU, at the shapes of real models."""
+"""The training kernels, compiled, against their references on the same GPU, at the shapes of real models."""
 
 from __future__ import annotations
 

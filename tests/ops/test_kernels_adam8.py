@@ -1,4 +1,4 @@
-"""The Triton kernel of AdamW with 8-bit moments against its PyTorch twin, in Triton's interpreter on the CPU."""
+"""The Triton kernel of AdamW with 8-bit moments against its PyTorch reference, in Triton's interpreter on the CPU."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def gradient_at(step: int, size: int) -> torch.Tensor:
 
 @needs_interpreter
 @pytest.mark.parametrize("size", SIZES)
-def test_the_kernel_gives_the_bits_of_the_twin(size):
+def test_the_kernel_gives_the_bits_of_the_reference(size):
     """Six updates with decay: codes and scales are equal bit for bit, weights to their last bit.
 
     The interpreter fuses no multiply-adds; PyTorch does so in a few places.

@@ -107,7 +107,7 @@ def make_state(rows, completions, width, stop_ids=()):
 
 @pytest.mark.parametrize("temperature", [0.7, 0.0])
 @pytest.mark.parametrize("vocabulary", [50, 40_000])
-def test_sample_is_its_twin(temperature, vocabulary):
+def test_sample_equals_its_reference(temperature, vocabulary):
     """Tokens, log-probs, counts, positions and ends of the kernel are those of the sampler that every engine uses."""
     torch.manual_seed(0)
     states = [make_state(6, 9, 4, stop_ids=(3, 7)) for _ in range(2)]

@@ -1,4 +1,4 @@
-"""The training kernels under Triton's interpreter, on the CPU, against their twins in plain torch."""
+"""The training kernels under Triton's interpreter, on the CPU, against plain torch."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_no_tokens() -> None:
 
 @needs_interpreter
 @pytest.mark.parametrize("has_norm", [False, True])
-def test_blocks_of_a_layer_give_the_gradients_of_their_twins(has_norm: bool) -> None:
+def test_blocks_of_a_layer_give_the_gradients_of_the_reference(has_norm: bool) -> None:
     """The autograd functions on kernels against the same functions on twins: the wiring, and memory that is used again."""
     heads = Heads(5, 2, 8)  # 72 columns
     cosine, sine = angles(TOKENS, heads.dim)

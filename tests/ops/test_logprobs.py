@@ -273,7 +273,7 @@ def test_temperature_divides_the_logits_and_not_the_logprobs():
     assert entropy_M.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-15)
 
 
-def test_entropy_has_a_gradient_only_when_asked():
+def test_entropy_has_a_gradient_only_if_requested():
     """The gradient of the entropy of softmax(z) is -p (log p + H); off means no gradient at all."""
     logits_V = torch.tensor([[0.3, -1.0, 2.0, 0.1]], dtype=torch.float64, requires_grad=True)
     head = LinearHead(torch.eye(4, dtype=torch.float64))

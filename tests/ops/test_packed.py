@@ -164,7 +164,7 @@ def test_two_calls_in_bfloat16_are_merged_in_float32():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_on_a_cpu_has_the_bits_of_each_row_alone(name):
+def test_float32_on_a_cpu_has_the_bits_of_each_row_by_itself(name):
     """Sums in float64, rounded once: company, padding and sharing change no bit."""
     layout = layouts()[name]
     inputs = heads(layout, dtype=torch.float32)
@@ -250,7 +250,7 @@ def make_model(family: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("own_attention", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hidden_states_are_those_of_each_row_alone(family, own_attention, monkeypatch):
+def test_hidden_states_are_those_of_each_row_by_itself(family, own_attention, monkeypatch):
     """Flat through our attention and padded through the model's own, in several blocks; windows and soft-caps too."""
     monkeypatch.setattr("cohort.ops.layout.PADDING_FREE", 0)
     model = make_model(family)
@@ -265,7 +265,7 @@ def test_hidden_states_are_those_of_each_row_alone(family, own_attention, monkey
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral", "GPT2"])
-def test_hidden_states_of_shared_prompts_are_those_of_each_row_alone(family):
+def test_hidden_states_of_shared_prompts_are_those_of_each_row_by_itself(family):
     """With a window too: where two calls cannot express it, rows are read side by side."""
     model = make_model(family)
     rows = sequences()
@@ -369,7 +369,7 @@ def slow_gradient(policy: Policy, examples: list[Example]) -> Tensor:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("own_attention", [True, False])
-def test_the_gradient_depends_on_nothing_but_the_examples(own_attention, checkpointing, monkeypatch):
+def test_the_gradient_depends_only_on_the_examples(own_attention, checkpointing, monkeypatch):
     """Budget, sharing, checkpointing and the way attention is done: 1e-12 from rows one by one."""
     monkeypatch.setattr("cohort.ops.layout.PADDING_FREE", 0)
     policy = tiny_policy()

@@ -1,4 +1,4 @@
-"""The table of instructions: every verdict as written by hand, planted errors that it must notice, and a second opinion."""
+"""The table of instructions: verdicts written by hand, planted errors that it must detect, and a comparison with another implementation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rewards for the form: <think> and <answer> in their places, and nothing that only looks like content."""
+"""Rewards for the form: <think> and <answer> in their places, with real content."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def golds_check(outcome, *formats, rows=None, **args):
     return right.level, right.text
 
 
-def test_golds_score_in_the_form_that_is_asked_for():
+def test_reference_answers_score_in_the_required_form():
     accepted = "8 of 8 reference answers score as success in a format that"
     assert golds_check(math_answer, "think_answer_format") == ("ok", f"{accepted} think_answer_format accepts")
     assert golds_check(math_answer, think_format, think_answer_format) == (
@@ -153,7 +153,7 @@ def test_golds_score_in_the_form_that_is_asked_for():
 
 
 @pytest.mark.parametrize("outcome", [only_boxed, exact_match])
-def test_golds_that_score_only_in_another_form_are_reported(outcome):
+def test_reference_answers_that_score_only_in_another_form_are_reported(outcome):
     """The policy would be paid for a form in which it can never succeed."""
     level, text = golds_check(outcome, think_answer_format)
     assert level == "warning"

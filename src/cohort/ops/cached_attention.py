@@ -59,10 +59,6 @@ class KVBlocks:
         self.keys = [self.blocks[shape][0, at] for shape, at in (place[number] for number in range(len(layers)))]
         self.values = [self.blocks[shape][1, at] for shape, at in (place[number] for number in range(len(layers)))]
 
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in self.blocks.values())
-
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> StackedKV:
         """Stack keys and values of a batch of prompts, [P, kv_heads, T, D] per layer, for `load`."""
         return {

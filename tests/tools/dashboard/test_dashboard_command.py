@@ -1,4 +1,4 @@
-"""`cohort dashboard` as a person types it: what it prints, where it listens, and how it says no."""
+"""The command `cohort dashboard`: output, addresses and refusals."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start(folder, *words):
             process.kill()
 
 
-def test_it_prints_its_address_and_answers_there_and_ends_with_ctrl_c(tmp_path):
+def test_it_prints_its_address_serves_it_and_stops_on_ctrl_c(tmp_path):
     (tmp_path / "runs" / "one").mkdir(parents=True)
     (tmp_path / "runs" / "one" / "metrics.jsonl").write_text('{"step": 1}\n')
     with start(tmp_path) as (process, line):
@@ -41,7 +41,7 @@ def test_it_prints_its_address_and_answers_there_and_ends_with_ctrl_c(tmp_path):
         process.wait()
 
 
-def test_another_address_needs_the_flag_and_asks_for_the_token_that_is_printed(tmp_path):
+def test_a_public_address_needs_the_flag_and_the_printed_token(tmp_path):
     with start(tmp_path, "--host", "0.0.0.0", "--public") as (_, line):
         assert "0.0.0.0" not in line
         port, token = re.search(r"http://[^/:]+:(\d+)/\?token=([\w-]{40,}) ", line).groups()
@@ -53,13 +53,13 @@ def test_another_address_needs_the_flag_and_asks_for_the_token_that_is_printed(t
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "10.1.2.3"])
-def test_an_address_that_others_reach_is_refused_without_the_flag(host):
+def test_a_public_address_is_refused_without_the_flag(host):
     with pytest.raises(RunError, match="Add --public to allow this"):
         check_address(host, public=False)
     assert check_address(host, public=True) is False
 
 
-def test_the_machine_itself_needs_no_flag():
+def test_a_loopback_address_needs_no_flag():
     assert check_address("127.0.0.1", public=False)
     assert check_address("localhost", public=False)
     for host in ("no such host", ""):
@@ -69,7 +69,7 @@ def test_the_machine_itself_needs_no_flag():
         check_address("127.0.0.1", public=True)
 
 
-def test_a_port_that_is_taken_is_answered_with_another_one():
+def test_a_port_in_use_is_refused_with_another_one_to_try():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -80,14 +80,14 @@ def test_a_port_that_is_taken_is_answered_with_another_one():
             bind_port("127.0.0.1", port)
 
 
-def test_folders_that_are_not_there_are_refused_but_the_usual_one(tmp_path, monkeypatch):
+def test_missing_folders_are_refused_except_the_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert [str(folder) for folder in check_folders([])] == ["runs"]
     with pytest.raises(RunError, match="nowhere is not a folder"):
         check_folders([tmp_path / "nowhere"])
 
 
-def test_a_missing_extra_is_answered_with_how_to_install_it(monkeypatch):
+def test_a_missing_extra_is_reported_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(RunError, match=r"needs uvicorn, which is not installed: pip install 'cohort-rl\[dashboard\]'"):
         run_dashboard([], "127.0.0.1", 8600, False)

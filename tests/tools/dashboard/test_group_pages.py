@@ -1,4 +1,4 @@
-"""The pages about groups and tokens, through the application: what they show, what they link to, what they refuse."""
+"""The pages of groups and tokens: content, links and errors."""
 
 import random
 import re
@@ -19,7 +19,7 @@ EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>\u202e"
 
 
 class Reader(HTMLParser):
-    """Tags with attributes and text; every element that is opened is closed in order."""
+    """Parses tags and text, and checks that elements are closed in order."""
 
     VOID = {"meta", "link", "input", "br", "img", "hr"}
 
@@ -89,7 +89,7 @@ PAGES = [
 
 
 @pytest.mark.parametrize("address", PAGES)
-def test_every_page_is_well_formed_holds_no_markup_of_a_model_and_links_to_pages_that_are_there(client, address):
+def test_every_page_is_well_formed_without_model_markup_and_its_links_work(client, address):
     reader = read_page(client, address)
     links = sorted({link for link in reader.links() if re.match(r"/run/[^/?]+/", link)})
     for link in random.Random(address).sample(links, min(6, len(links))):
@@ -98,7 +98,7 @@ def test_every_page_is_well_formed_holds_no_markup_of_a_model_and_links_to_pages
         assert answer.status_code == 200 or "/group/" in link, link
 
 
-def test_a_group_is_shown_by_advantage_with_everything_that_was_said_of_it(client, root):
+def test_a_group_is_sorted_by_advantage_and_shows_all_its_values(client, root):
     reader = read_page(client, "/run/one/group/4/1")
     rows = [row for row in read_rollouts(root / "one" / "rollouts" / "step-000004.parquet") if row["group"] == 1]
     wanted = sorted(rows, key=lambda row: (-row["advantage"], row["sample"]))
@@ -113,7 +113,7 @@ def test_a_group_is_shown_by_advantage_with_everything_that_was_said_of_it(clien
     assert "style" in reader.text
 
 
-def test_a_page_of_a_list_shows_its_rows_and_counts_all(client, root):
+def test_a_list_page_shows_its_rows_and_the_total(client, root):
     everything = [row for step in range(1, 7) for row in read_rollouts(root / "one" / "rollouts" / f"step-{step:06d}.parquet")]
     wrong = [row for row in everything if row["success"] is False]
     reader = read_page(client, "/run/one/groups?filter=wrong&show=completions")
@@ -123,7 +123,7 @@ def test_a_page_of_a_list_shows_its_rows_and_counts_all(client, root):
     assert f"/run/one/group/{first['step']}/{first['group']}#sample-{first['sample']}" in reader.links()
 
 
-def test_a_search_says_what_it_read(client, root):
+def test_a_search_reports_what_it_searched(client, root):
     reader = read_page(client, "/run/one/groups?find=ELEVEN")
     rows = [row for step in range(1, 7) for row in read_rollouts(root / "one" / "rollouts" / f"step-{step:06d}.parquet")]
     hits = [row for row in rows if "eleven" in row["completion"]]
@@ -131,7 +131,7 @@ def test_a_search_says_what_it_read(client, root):
     assert f"{len(hits)} completions with “ELEVEN” {searched} All completions of the filter were searched." in reader.text
 
 
-def test_a_search_that_is_not_done_links_to_where_it_goes_on(client, monkeypatch):
+def test_an_incomplete_search_links_to_its_continuation(client, monkeypatch):
     from cohort.tools.dashboard import groups_page
 
     monkeypatch.setitem(groups_page.PAGE_SIZE, "completions", 3)
@@ -153,18 +153,18 @@ def test_a_search_that_is_not_done_links_to_where_it_goes_on(client, monkeypatch
         ("/run/nobody/groups", "no run with this name"),
     ],
 )
-def test_what_is_not_there_is_said(client, address, words):
+def test_a_missing_item_is_reported(client, address, words):
     assert words in read_page(client, address, 404).text
 
 
-def test_without_an_index_the_page_says_what_that_means(client):
+def test_a_missing_index_is_reported(client):
     assert "rollouts/index.bin) is missing or empty" in read_page(client, "/run/without/groups").text
     assert "rollouts/index.bin) is missing or empty" in read_page(client, "/run/without/group/2/1", 404).text
     links = read_page(client, "/run/old/group/2/1").links()
     assert {"/run/old/group/1/1", "/run/old/group/3/1"} <= set(links)
 
 
-def test_the_tokens_of_a_record_are_coloured_by_what_the_address_says(client):
+def test_recorded_tokens_are_coloured_by_the_column_in_the_address(client):
     reader = read_page(client, "/run/one/tokens/4/1/2?colour=advantage")
     styles = [
         attributes["class"] for tag, attributes in reader.tags if tag == "span" and attributes.get("class", "").startswith("t ")
@@ -186,13 +186,13 @@ def test_the_numbers_for_the_script_are_those_of_the_record(client):
     assert numbers["pieces"][1] == "“␣”"
 
 
-def test_a_completion_without_a_record_says_what_is_missing_and_which_key_records_it(client):
+def test_without_a_record_missing_columns_and_the_recipe_key_are_named(client):
     text = read_page(client, "/run/old/tokens/2/1/0").text
     assert "Not recorded: ratio, clipped, KL (k3), entropy, gradient coefficient." in text
     assert "monitors.tokens_every" in text
 
 
-def test_a_long_completion_is_shown_whole_up_to_ten_thousand_tokens_and_then_in_parts(tmp_path):
+def test_a_long_completion_is_split_after_ten_thousand_tokens(tmp_path):
     rng = random.Random(1)
     words = " ".join(rng.choice(["one", "two", "three"]) for _ in range(10_500))
     make_run(tmp_path, "long", steps=1, rollouts={1: [make_rollout(rng, 1, 0, 0, 1, completion=words)]})
@@ -205,7 +205,7 @@ def test_a_long_completion_is_shown_whole_up_to_ten_thousand_tokens_and_then_in_
     assert (numbers["first"], len(numbers["ids"])) == (10_000, 500)
 
 
-def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
+def test_a_broken_file_is_reported_without_its_path(tmp_path):
     folder = make_run(tmp_path, "torn", steps=3, rollouts={2: make_step(random.Random(0), 2)})
     folder.rollouts_file(2).write_bytes(folder.rollouts_file(2).read_bytes()[: 1 << 9])
     client = TestClient(make_app(RunIndex([tmp_path])), base_url="http://127.0.0.1:8600", raise_server_exceptions=False)
@@ -218,7 +218,7 @@ def test_advantages_and_rewards_of_a_broken_file_cost_a_sentence(tmp_path):
         assert str(tmp_path) not in answer.text
 
 
-def test_a_completion_that_a_finding_names_says_which(tmp_path):
+def test_a_completion_named_by_a_finding_shows_it(tmp_path):
     folder = make_run(tmp_path, "named", steps=2)
     event = '{"time": 1, "step": 2, "kind": "finding", "name": "x", "what": "Copies are <b>paid</b>.", "rows": [[2, 5], [1, 0], "odd", [2]]}'
     folder.events_file.write_text(f'{event}\n{{"kind": "finding", "rows": 7}}\nnot json\n')
@@ -228,7 +228,7 @@ def test_a_completion_that_a_finding_names_says_which(tmp_path):
     assert "Evidence:" in read_page(client, "/run/named/group/1/0").text
 
 
-def test_groups_with_recorded_tokens_are_found_and_tables_are_files(client):
+def test_groups_with_recorded_tokens_are_listed_and_tables_download(client):
     reader = read_page(client, "/run/one/groups?step=4")
     assert "Token data is recorded for step 4" in reader.text
     assert reader.text.count("tokens recorded") == 1
@@ -264,7 +264,7 @@ def replace_column(table, name, values):
 
 @pytest.mark.parametrize("indexed", [True, False])
 @pytest.mark.parametrize("kind", STRANGE)
-def test_a_file_of_a_stranger_costs_a_sentence_and_never_the_page(tmp_path, kind, indexed):
+def test_a_malformed_file_never_breaks_the_page(tmp_path, kind, indexed):
     folder = make_run(tmp_path, "strange", steps=1, indexed=indexed)
     with folder.rollouts_file(1).open("rb") as stream:
         table = pq.read_table(stream)

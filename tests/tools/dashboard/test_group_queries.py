@@ -23,7 +23,7 @@ def made(tmp_path_factory):
 
 
 def read_all(run):
-    """Every completion of the run, row by row, with its place in the step's file: the slow twin of the index."""
+    """Every completion of the run, row by row, with its position in the step's file: the reference implementation of the index."""
     return [
         {**row, "row": place}
         for step in list_kept_steps(run.folder.rollouts)
@@ -83,7 +83,7 @@ def test_pages_in_an_order_are_the_slices_of_the_whole_sorted_list(made, order):
     assert len(set(seen)) == len(slow)
 
 
-def test_newest_and_oldest_are_each_other_turned_round(made):
+def test_newest_first_is_the_reverse_of_oldest_first(made):
     rows = queries.load_rows(made)[0]
     matches = queries.match_rows(rows, "wrong", None)
     newest, oldest = (
@@ -96,7 +96,7 @@ def test_newest_and_oldest_are_each_other_turned_round(made):
 
 
 @pytest.mark.parametrize("order", queries.ORDERS)
-def test_groups_are_listed_once_where_they_hold_a_match_and_by_their_foremost_one(made, order):
+def test_groups_are_listed_once_and_sorted_by_their_first_match(made, order):
     slow = read_all(made)
     wrong = [row for row in slow if row["success"] is False]
     key = {"longest": "length", "newest": "step", "oldest": "step"}.get(order, order)
@@ -138,7 +138,7 @@ def test_steps_are_read_from_the_address(text, steps):
 
 
 @pytest.mark.parametrize("text", ["x", "1-", "-3", "1-2-3", "٣", "1" * 12])
-def test_a_step_that_is_none_is_said(text):
+def test_an_invalid_step_is_refused(text):
     with pytest.raises(NotFound, match="step: "):
         queries.parse_steps(text)
 
@@ -146,7 +146,7 @@ def test_a_step_that_is_none_is_said(text):
 # -- without an index, and with a damaged one --------------------------------------------------------------------------
 
 
-def test_without_an_index_the_page_says_what_is_missing(tmp_path):
+def test_a_missing_or_empty_index_is_reported(tmp_path):
     folder = make_run(tmp_path, indexed=False)
     rows, note = queries.load_rows(find_run(tmp_path))
     assert len(rows) == 0
@@ -158,7 +158,7 @@ def test_without_an_index_the_page_says_what_is_missing(tmp_path):
     assert "monitors.rollouts_every" in queries.load_rows(find_run(tmp_path))[1]
 
 
-def test_a_torn_index_and_one_of_noise_cost_no_page(tmp_path):
+def test_a_torn_index_and_a_random_one_break_no_page(tmp_path):
     folder = make_run(tmp_path, steps=2)
     whole = folder.index_file.read_bytes()
     folder.index_file.write_bytes(whole + b"torn")
@@ -174,7 +174,7 @@ def test_a_torn_index_and_one_of_noise_cost_no_page(tmp_path):
             assert len(part.places) == 25
 
 
-def test_of_an_index_without_end_the_newest_records_are_read(tmp_path, monkeypatch):
+def test_only_the_newest_records_of_a_huge_index_are_read(tmp_path, monkeypatch):
     folder = make_run(tmp_path, steps=4)
     monkeypatch.setattr(queries, "MAX_RECORDS", 30)
     rows, note = queries.load_rows(find_run(tmp_path))
@@ -183,7 +183,7 @@ def test_of_an_index_without_end_the_newest_records_are_read(tmp_path, monkeypat
     assert f"first {len(whole) - 30} completions" in note
 
 
-def test_a_file_that_leads_out_of_the_runs_is_not_opened(tmp_path):
+def test_a_link_out_of_the_runs_is_not_opened(tmp_path):
     folder = make_run(tmp_path / "inside", steps=2)
     elsewhere = tmp_path / "secret.parquet"
     folder.rollouts_file(1).rename(elsewhere)
@@ -211,7 +211,7 @@ def test_a_column_too_large_for_a_page_is_refused_by_name(made):
     assert str(made.folder.root) not in str(problem.value)
 
 
-def test_a_broken_file_is_a_sentence_without_a_path(tmp_path):
+def test_the_error_of_a_broken_file_contains_no_path(tmp_path):
     folder = make_run(tmp_path, steps=1)
     folder.rollouts_file(1).write_bytes(folder.rollouts_file(1).read_bytes()[:-200])
     with pytest.raises(RunError, match=r"rollouts/step-000001\.parquet cannot be read") as problem:
@@ -232,7 +232,7 @@ def search_slowly(run, wanted):
 
 @pytest.mark.parametrize("wanted", ["seven", "ÜBERFALL", "what is 3", "</B>", "שלום", "\u200b", "(", "nowhere"])
 @pytest.mark.parametrize("newest", [True, False])
-def test_search_finds_what_brute_force_finds_and_goes_on_where_it_stopped(made, wanted, newest):
+def test_search_equals_brute_force_and_continues_where_it_stopped(made, wanted, newest):
     rows = queries.load_rows(made)[0]
     matches = queries.match_rows(rows, "all", None)
     found, start = [], None
@@ -248,7 +248,7 @@ def test_search_finds_what_brute_force_finds_and_goes_on_where_it_stopped(made, 
     assert places == sorted(places, reverse=newest)
 
 
-def test_search_stops_at_its_cpu_time_and_says_what_it_read(made, monkeypatch):
+def test_search_stops_at_its_time_limit_and_reports_what_it_read(made, monkeypatch):
     rows = queries.load_rows(made)[0]
     clock = iter(np.arange(0.0, 1000.0, 0.3))
     monkeypatch.setattr(time, "thread_time", lambda: next(clock))
@@ -260,7 +260,7 @@ def test_search_stops_at_its_cpu_time_and_says_what_it_read(made, monkeypatch):
     assert int(rows["step"][part.go_on]) == 5
 
 
-def test_search_opens_only_steps_that_the_filter_leaves(made, monkeypatch):
+def test_search_opens_only_steps_that_match_the_filter(made, monkeypatch):
     rows = queries.load_rows(made)[0]
     opened = []
     real = step_files.find_step_file
@@ -269,7 +269,7 @@ def test_search_opens_only_steps_that_the_filter_leaves(made, monkeypatch):
     assert opened == [3, 4]
 
 
-def test_a_step_that_cannot_be_read_is_said_and_the_search_goes_on(tmp_path):
+def test_an_unreadable_step_is_reported_and_the_search_continues(tmp_path):
     folder = make_run(tmp_path, steps=3)
     folder.rollouts_file(2).write_bytes(b"PAR1 nothing of the kind PAR1")
     run = find_run(tmp_path)
@@ -312,7 +312,7 @@ def test_the_duplicates_of_the_index_are_those_of_equal_tokens():
     assert queries.FILTERS["duplicates"][2](rows).tolist() == [False, True, False, True]
 
 
-def test_a_list_opens_the_file_of_a_step_once_however_many_of_its_rows_are_shown(made, monkeypatch):
+def test_a_list_opens_each_step_file_once(made, monkeypatch):
     opened = []
     real = groups_page.find_step_file
     monkeypatch.setattr(groups_page, "find_step_file", lambda run, step: opened.append(step) or real(run, step))

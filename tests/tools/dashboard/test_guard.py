@@ -1,4 +1,4 @@
-"""Who is answered: hosts, methods, tokens, names that lead elsewhere, and what a browser is told about every answer."""
+"""Which requests are allowed (hosts, methods, tokens), and the security headers of every response."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PATHS = ("/", "/run/finished", "/live/", "/run/nobody", "/nowhere", "/static/liv
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_every_answer_has_the_headers_that_keep_a_browser_in(client, path):
+def test_every_response_has_the_security_headers(client, path):
     headers = client.get(path).headers
     policy = headers["content-security-policy"]
     assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self';")
@@ -39,7 +39,7 @@ def test_every_answer_has_the_headers_that_keep_a_browser_in(client, path):
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE", "PROPFIND"])
 @pytest.mark.parametrize("path", PATHS)
-def test_nothing_but_get_and_head_is_answered(client, method, path):
+def test_only_get_and_head_are_allowed(client, method, path):
     answer = client.request(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, "GET, HEAD")
 
@@ -54,7 +54,7 @@ def test_a_foreign_host_is_refused_whatever_the_method(client, method, host):
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1:8600", "127.0.0.1", "localhost:9", "LOCALHOST", "[::1]:8600"])
-def test_the_machine_itself_is_answered(client, host):
+def test_loopback_hosts_are_served(client, host):
     assert client.get("/", headers={"host": host}).status_code == 200
 
 
@@ -64,7 +64,7 @@ def test_an_address_that_is_too_long_is_refused(client):
     assert client.get("/" + "x" * 600).status_code == 414
 
 
-def test_a_token_is_asked_for_once_and_kept_in_a_cookie():
+def test_a_token_is_required_once_and_kept_in_a_cookie():
     client = open_dashboard(RUNS, token="secret", names={"box"})
     assert client.get("/").status_code == 401
     assert client.get("/run/finished").status_code == 401
@@ -80,7 +80,7 @@ def test_a_token_is_asked_for_once_and_kept_in_a_cookie():
     assert client.get("/", headers={"host": "evil.example"}).status_code == 421
 
 
-def test_the_redirect_after_a_token_stays_here():
+def test_the_redirect_after_a_token_stays_on_this_host():
     client = open_dashboard(RUNS, token="secret")
     answer = client.get("http://127.0.0.1:8600//evil.example/?token=secret")
     assert answer.headers["location"].startswith("/evil.example")

@@ -1,4 +1,4 @@
-"""A group of a run under every algorithm: by hand, and for the run's own algorithm against what the run wrote down while it trained."""
+"""A group of a run under every algorithm: by hand, and for the run's own algorithm compared with the recorded values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def make_row(place: int, reward: float | None, length: int) -> dict:
 
 
 def make_record(rewards=(1.0, 0.0, 1.0, 1.0), tokens=None, **settings) -> GroupRecord:
-    """Two groups of two; the first is looked at. tokens: columns of the token record of its completions, by their place."""
+    """Two groups of two; the first is the one shown. tokens: columns of the token record of its completions, by their place."""
     rows = [make_row(place, reward, length) for place, (reward, length) in enumerate(zip(rewards, LENGTHS, strict=True))]
     ids = {place: (list(range(5, 5 + LENGTHS[place])), [-1.0] * LENGTHS[place], [3]) for place in (0, 1)}
     entries = {
@@ -82,7 +82,7 @@ def test_without_tokens_the_coefficient_is_the_advantage():
     assert found["dr_grpo"].weights[1] == pytest.approx(1 / 32)
 
 
-def test_what_no_record_can_give_is_said():
+def test_missing_inputs_are_reported():
     missing = {one.name: one.missing for one in apply_algorithms(make_record()) if one.missing}
     assert set(missing) == {"ppo", "opd", "sft", "dpo"}
     assert "critic" in missing["ppo"]
@@ -92,7 +92,7 @@ def test_what_no_record_can_give_is_said():
     assert "recorded no reference log-probs" in " ".join(apply("grpo", make_record()).notes)
 
 
-def test_an_algorithm_that_cannot_be_computed_again_is_shown_as_the_run_wrote_it_down():
+def test_an_algorithm_that_cannot_be_computed_again_shows_recorded_values():
     """A critic's values are in no file; functions of the user's own are never imported."""
     columns = {"coefficient": [0.5, -0.25], "weight": [0.125, 0.125], "clipped": [0, 1], "policy_logprob": [-1.0, -1.0]}
     for own in (AlgorithmConfig(name="ppo"), AlgorithmConfig(name="reinforce++"), None):
@@ -106,7 +106,7 @@ def test_an_algorithm_that_cannot_be_computed_again_is_shown_as_the_run_wrote_it
     assert [one.name for one in apply_algorithms(make_record())] == list(PRESETS)
 
 
-def test_a_ratio_beyond_the_region_is_silenced_by_some():
+def test_a_ratio_outside_the_region_is_silenced_by_some_algorithms():
     """The first completion was right, and its first token is 1.5 times as likely by now."""
     moved = {"policy_logprob": [-1.0 + math.log(1.5), -1.0], "old_logprob": [-1.0, -1.0]}
     record = make_record(tokens={0: moved, 1: {"policy_logprob": [-1.0] * 4, "old_logprob": [-1.0] * 4}})
@@ -143,7 +143,7 @@ def test_a_completion_without_a_score_is_not_pushed():
     assert list(found.coefficients[1]) == [0.0] * 4
 
 
-def test_the_runs_own_overlong_penalty_is_taken_out_and_dapo_adds_its_own():
+def test_the_runs_overlong_penalty_is_removed_and_dapo_adds_its_own():
     """Of at most 8 tokens, the last fifth costs: none of these reach it; the run's own penalty of -1 is not of any other algorithm."""
     record = make_record()
     rows = [dict(row) for row in record.rows]
@@ -180,7 +180,7 @@ def trained(request, tmp_path_factory):
     return RunIndex([Path(run.folder).parent]), Path(run.folder).name
 
 
-def test_for_the_runs_own_algorithm_every_coefficient_is_the_one_it_wrote_down(trained):
+def test_the_runs_own_coefficients_equal_the_recorded_ones(trained):
     run_index, name = trained
     run, compared = run_index.find(name), 0
     for step in list_token_steps(run.folder.rollouts):
@@ -218,7 +218,7 @@ def find(run_index: RunIndex, station: str, run: str) -> dict:
     return find_example(run_index, View(f"/lab/{station}/run", {"station": station}, [("run", run)]))
 
 
-def test_every_station_finds_its_like_in_a_trained_run(trained):
+def test_every_station_has_an_example_in_a_trained_run(trained):
     run_index, name = trained
     found = {station: find(run_index, station, name) for station in FINDERS}
     assert set(found) == set(load_stations()) - {"run"}
@@ -237,7 +237,7 @@ def test_every_station_finds_its_like_in_a_trained_run(trained):
     assert [row[0] for row in found["kl"]["table"]["rows"]] == list(NAMED["kl"]) if "table" in found["kl"] else True
 
 
-def test_tokens_silenced_on_a_real_step_are_those_the_run_counted(trained):
+def test_silenced_tokens_equal_the_recorded_ones(trained):
     """Of region clip with the recipe's 0.2: the recorded `clipped` of the newest step."""
     run_index, name = trained
     run = run_index.find(name)
@@ -248,7 +248,7 @@ def test_tokens_silenced_on_a_real_step_are_those_the_run_counted(trained):
         assert table["clip"][1].startswith(f"{counted} of ")
 
 
-def test_no_runs_and_broken_files_are_answered_in_words(tmp_path):
+def test_missing_runs_and_broken_files_give_messages(tmp_path):
     empty = RunIndex([tmp_path / "none"])
     assert "cohort train" in find_example(empty, View("", {"station": "group"}))["sentence"]
     assert "cohort train" in answer_run(empty, View("", {}))["problem"]

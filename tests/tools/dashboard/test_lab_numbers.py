@@ -23,7 +23,7 @@ def ask(station: str, **words: str) -> dict:
 
 
 def test_six_cards_four_of_them_right():
-    """The picture of the seed: mean 0.667, deviation 0.471, 4 of 6."""
+    """The picture of docs/lab.md: mean 0.667, deviation 0.471, 4 of 6."""
     found = advantages.compare_group([1, 0, 1, 0, 1, 1])
     assert (found["mean"], found["right"]) == (pytest.approx(2 / 3, abs=1e-15), 4)
     assert found["std"] == pytest.approx(math.sqrt(2) / 3, abs=1e-15)
@@ -32,7 +32,7 @@ def test_six_cards_four_of_them_right():
 
 
 @pytest.mark.parametrize("size", [2, 4, 6, 8, 64])
-def test_a_lone_success_gets_the_root_of_the_others(size):
+def test_a_single_success_gets_the_square_root_of_the_others(size):
     rewards = [1.0] + [0.0] * (size - 1)
     found = advantages.compare_group(rewards, std_epsilon=0.0)
     assert found["advantages"][0] == pytest.approx(math.sqrt(size - 1), rel=1e-12)
@@ -42,7 +42,7 @@ def test_a_lone_success_gets_the_root_of_the_others(size):
     assert sample["advantages"][0] == pytest.approx((size - 1) / math.sqrt(size), rel=1e-12)
 
 
-def test_a_group_of_equals_has_no_signal():
+def test_equal_rewards_give_no_signal():
     found = advantages.compare_group([0.3, 0.3, 0.3, 0.3])
     assert found["advantages"] == [0.0] * 4
     assert (found["signal"], found["std"], found["mean"]) == (0.0, 0.0, pytest.approx(0.3))
@@ -63,7 +63,7 @@ def test_a_critic_and_a_group_can_disagree():
     assert rows["ppo"] == pytest.approx([(r - 0.625) / float(batch_std) for r in (1, 0.6, 0.9, 0.5)], rel=1e-5)
 
 
-def test_parts_of_equal_sum_differ_for_gdpo_alone():
+def test_parts_with_equal_sums_differ_only_for_gdpo():
     found = advantages.compare_baselines([1, 1, 0, 0], 0.5, 2, [0, 0, 1, 0], 1.0)
     rows = {row["preset"]: row["advantages"] for row in found["rows"]}
     assert found["rewards"] == [1, 1, 1, 0]
@@ -87,7 +87,7 @@ def test_the_loss_is_zero_and_the_probabilities_move():
     assert found["undrawn"] == [3]
 
 
-def test_a_group_of_equals_moves_nothing():
+def test_equal_rewards_change_no_probability():
     found = updates.push_words([0.4, 0.3, 0.2, 0.1], [1, 1, 1, 1], right=1, learning_rate=4.0)
     assert found["after"] == found["before"]
     assert found["norm"] == 0.0
@@ -133,7 +133,7 @@ def test_the_other_regions_by_hand():
 
 @pytest.mark.parametrize("p", [0.0, 0.1, 0.5, 0.93, 1.0])
 @pytest.mark.parametrize("size", [2, 5, 8, 32])
-def test_the_weights_that_have_a_formula(p, size):
+def test_weights_with_a_closed_form(p, size):
     found = advantages.weigh_difficulty(p, size)
     weights = found["weights"]
     assert weights["leave_one_out"] == pytest.approx(1.0)
@@ -161,13 +161,13 @@ def test_the_weights_against_every_single_outcome():
         assert advantages.weigh(name, p, size, other) == pytest.approx(total, abs=1e-12), name
 
 
-def test_which_advantages_look_at_the_batch():
+def test_which_advantages_use_the_batch():
     found = advantages.weigh_difficulty(0.2, 4)
     assert set(found["batched"]) == {"batch_std", "batch_whitened", "parts_normalized", "global_normalized", "gae"}
     assert set(advantages.weigh_difficulty(0.2, 32)["left_out"]) == set(found["batched"])
 
 
-def test_the_share_of_wasted_groups_that_the_docs_name():
+def test_the_share_of_wasted_groups_in_the_docs():
     """p = 0.18: G 2 wastes 70 %, G 8 wastes 20 %."""
     assert 1 - advantages.weigh_difficulty(0.18, 2)["useful"] == pytest.approx(0.70, abs=0.005)
     assert 1 - advantages.weigh_difficulty(0.18, 8)["useful"] == pytest.approx(0.20, abs=0.005)
@@ -226,13 +226,13 @@ def test_the_error_of_each_estimators_gradient():
 # -- addresses -------------------------------------------------------------------------------------------------------------
 
 
-def test_every_station_answers_with_nothing_in_the_address():
+def test_every_station_works_without_settings():
     for station in load_stations():
         if station != "run":
             assert "problem" not in ask(station)
 
 
-def test_every_preset_of_a_station_can_be_answered():
+def test_every_preset_works():
     for name, station in load_stations().items():
         for _, words in station["presets"]:
             assert "problem" not in ask(name, **dict(word.split("=") for word in words.split("&")))
@@ -255,5 +255,5 @@ def test_every_preset_of_a_station_can_be_answered():
         ("kl", {"toward": "9"}, "toward"),
     ],
 )
-def test_a_word_that_makes_no_sense_is_named(station, words, named):
+def test_an_invalid_setting_is_named(station, words, named):
     assert ask(station, **words)["problem"].startswith(f"{named}:")

@@ -1,4 +1,4 @@
-"""How often a page is made: not while nothing was written, and no sooner than 80 times what it costs."""
+"""When a page is made again: only after a change, and not before 80 times its cost has passed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cohort.tools.dashboard.view import Page, View
 
 
 class World:
-    """A clock that is moved by hand, and pages that cost what is said."""
+    """A manual clock, and pages with a given cost."""
 
     def __init__(self, folder, cost=0.5):
         self.now, self.spent, self.cost, self.made, self.aging = 100.0, 0.0, cost, 0, False
@@ -40,14 +40,14 @@ def append(world):
     file.write_text(file.read_text() + '{"step": 2}\n')
 
 
-def test_nothing_written_nothing_made(world):
+def test_without_changes_no_page_is_made_again(world):
     first = world.ask()
     world.now += 10_000
     assert world.ask() is first
     assert world.made == 1
 
 
-def test_a_page_that_tells_of_silence_is_made_again_after_a_minute_of_it(world):
+def test_an_aging_page_is_made_again_after_a_minute(world):
     world.aging = True
     world.ask()
     world.now += AGED_S - 1
@@ -61,7 +61,7 @@ def test_a_page_that_tells_of_silence_is_made_again_after_a_minute_of_it(world):
     assert world.ask().sections == "3"
 
 
-def test_what_was_written_is_shown_after_eighty_times_its_cost(world):
+def test_a_change_is_shown_after_eighty_times_its_cost(world):
     world.ask()
     append(world)
     world.now += 0.99 * SPARED * world.cost
@@ -83,14 +83,14 @@ def test_following_runs_takes_less_than_an_eightieth_of_a_core_however_many_page
     assert (world.spent - opened) / (world.now - begun) <= 1.02 / SPARED  # the last one is not yet waited for
 
 
-def test_a_page_that_was_never_opened_waits_for_nothing(world):
+def test_a_new_page_never_waits(world):
     world.ask()
     append(world)
     world.now += 1
     assert world.ask(smooth="5").sections == "2"
 
 
-def test_what_is_kept_is_bounded_also_of_addresses_that_lead_nowhere(world):
+def test_the_cache_is_bounded_even_for_missing_pages(world):
     for number in range(3 * MAX_KEPT):
         world.ask(find=str(number))
 

@@ -1,4 +1,4 @@
-"""Reading a file that grows: the same rows as reading it whole, each line parsed once, and a count of what is not shown."""
+"""Incremental reading: the same rows as reading the whole file, each line parsed once, and a count of skipped lines."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_appended_pieces_give_the_same_rows_as_the_whole_file_and_are_parsed_onc
     assert file.parsed == before
 
 
-def test_a_last_line_that_is_not_whole_is_counted_and_shown_once_it_is(tmp_path):
+def test_an_incomplete_last_line_is_counted_and_later_shown(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(make_lines(3) + b'{"step": 4, "rew')
     file = LineFile(path)
@@ -72,7 +72,7 @@ def test_a_last_line_that_is_not_whole_is_counted_and_shown_once_it_is(tmp_path)
     assert [row["step"] for row in file.look()] == [1, 2, 3, 4, 5]
 
 
-def test_a_file_that_is_replaced_cut_or_written_over_is_read_anew(tmp_path):
+def test_a_replaced_truncated_or_overwritten_file_is_read_again(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(make_lines(30))
     file = LineFile(path)
@@ -94,7 +94,7 @@ def test_a_file_that_is_replaced_cut_or_written_over_is_read_anew(tmp_path):
     assert len(file.look()) == 2
 
 
-def test_of_a_large_file_the_beginning_and_the_end_are_read_and_the_lines_between_counted(tmp_path):
+def test_large_files_are_read_at_both_ends_and_skipped_lines_counted(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(make_lines(5000))
     file = LineFile(path, Bounds(whole=100_000, head=20_000, tail=30_000))
@@ -112,7 +112,7 @@ def test_of_a_large_file_the_beginning_and_the_end_are_read_and_the_lines_betwee
     assert file.parsed == before + 3
 
 
-def test_a_count_that_takes_long_is_given_up_and_said_to_be_one(tmp_path, monkeypatch):
+def test_a_slow_count_is_stopped_and_reported_as_a_lower_bound(tmp_path, monkeypatch):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(make_lines(5000))
     monkeypatch.setattr(reader, "COUNT_S", -1.0)
@@ -124,7 +124,7 @@ def test_a_count_that_takes_long_is_given_up_and_said_to_be_one(tmp_path, monkey
     assert file.losses.describe("m").startswith("m: at least ")
 
 
-def test_among_very_many_broken_lines_nobody_looks_for_whole_ones(tmp_path, monkeypatch):
+def test_among_many_broken_lines_whole_batches_are_skipped(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "MAX_BROKEN", 600)
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(make_lines(1000) + b"{\n" * 3000 + make_lines(1000, 1001))
@@ -133,7 +133,7 @@ def test_among_very_many_broken_lines_nobody_looks_for_whole_ones(tmp_path, monk
     assert (file.losses.broken, file.losses.skipped) == (1000, 2000)
 
 
-def test_a_line_that_never_ends_is_read_within_bounds(tmp_path):
+def test_an_endless_line_is_read_within_limits(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'{"step": 1, "text": "' + b"x" * 500_000)
     file = LineFile(path, Bounds(whole=100_000, head=20_000, tail=30_000))
@@ -141,7 +141,7 @@ def test_a_line_that_never_ends_is_read_within_bounds(tmp_path):
     assert file.held <= 100_000
 
 
-def test_rows_that_nobody_looks_at_any_more_are_dropped(tmp_path, monkeypatch):
+def test_the_least_recently_read_rows_are_dropped(tmp_path, monkeypatch):
     monkeypatch.setattr(reader, "MAX_HELD", 5_000)
     kept = Reader()
     for name in "abc":
@@ -151,7 +151,7 @@ def test_rows_that_nobody_looks_at_any_more_are_dropped(tmp_path, monkeypatch):
     assert len(kept.look(tmp_path / "a").rows) == 60
 
 
-def test_a_glance_costs_the_same_for_any_size_and_holds_both_ends(tmp_path):
+def test_a_sample_has_both_ends_and_a_constant_cost(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(make_lines(100_000))
     steps = [row["step"] for row in sample_rows(path)]

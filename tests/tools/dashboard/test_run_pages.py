@@ -1,4 +1,4 @@
-"""The pages of runs: what they say of a run in any state, that their files hold the run's own numbers, and that nothing outside is read."""
+"""The pages of runs in any state, their downloads, and that nothing outside the given folders is read."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_dashboard(*folders: Path) -> TestClient:
 
 
 def write_run(root: Path, name: str = "one", steps: int = 40, recipe: dict | None = None, **summary: object) -> Path:
-    """A run folder with the files that pages of runs are made of."""
+    """A run folder with the files that run pages read."""
     folder = root / name
     folder.mkdir(parents=True)
     (folder / "recipe.toml").write_text(dump_recipe(build_recipe({"name": name, "train": {"num_steps": 50}, **(recipe or {})})))
@@ -55,7 +55,7 @@ def write_run(root: Path, name: str = "one", steps: int = 40, recipe: dict | Non
 
 
 def text_of(page: str) -> str:
-    """What a person reads."""
+    """The visible text of a page."""
     return re.sub(r"\s+", " ", html.unescape(re.sub(r"<[^>]*>", " ", page)))
 
 
@@ -70,14 +70,14 @@ def read_csv(client: TestClient, address: str) -> list[dict[str, str]]:
 # -- the list ----------------------------------------------------------------------------------------------------------
 
 
-def test_without_runs_the_page_says_what_to_type(tmp_path):
+def test_without_runs_the_page_shows_the_command(tmp_path):
     page = text_of(open_dashboard(tmp_path / "runs").get("/").text)
     assert "No runs yet" in page
     assert "cohort train" in page
     assert str(tmp_path) not in page
 
 
-def test_the_list_says_status_progress_and_before_and_after(tmp_path):
+def test_the_list_shows_status_progress_and_scores(tmp_path):
     ends = {side: {"pass@1": {"value": value, "low": 0, "high": 1}} for side, value in (("before", 0.125), ("after", 0.75))}
     write_run(tmp_path, "done", 50, status="finished", eval=ends)
     write_run(tmp_path, "broke", 7, status="failed", error="out of memory")
@@ -96,7 +96,7 @@ def test_the_list_says_status_progress_and_before_and_after(tmp_path):
     assert "1 run " in text_of(client.get("/?find=DONE").text)
 
 
-def test_a_run_is_running_while_somebody_holds_it_and_unfinished_when_nobody_writes(tmp_path):
+def test_a_locked_run_is_running_and_a_silent_one_unfinished(tmp_path):
     folder = write_run(tmp_path, status="running")
     client = open_dashboard(tmp_path)
     lock = folder / "run.lock"
@@ -110,7 +110,7 @@ def test_a_run_is_running_while_somebody_holds_it_and_unfinished_when_nobody_wri
     assert "running" in text_of(client.get("/run/one").text)
 
 
-def test_a_run_that_was_killed_is_not_called_running_for_ever(tmp_path, monkeypatch):
+def test_a_killed_run_does_not_stay_running(tmp_path, monkeypatch):
     folder = write_run(tmp_path, status="running")
     client = open_dashboard(tmp_path)
     addresses = ("/", "/run/one", "/compare?run=one")
@@ -124,7 +124,7 @@ def test_a_run_that_was_killed_is_not_called_running_for_ever(tmp_path, monkeypa
         assert "unfinished" in text_of(client.get(address).text), address
 
 
-def test_a_change_has_a_colour_only_where_it_is_more_than_noise(tmp_path):
+def test_only_changes_beyond_noise_have_a_colour(tmp_path):
     wide, narrow = {"low": 0.3, "high": 0.6}, {"low": 0.7, "high": 0.9}
     ends = {"before": {"pass@1": {"value": 0.46, **wide}}, "after": {"pass@1": {"value": 0.51, **wide}}}
     write_run(tmp_path, "noise", status="finished", eval=ends)
@@ -135,7 +135,7 @@ def test_a_change_has_a_colour_only_where_it_is_more_than_noise(tmp_path):
     assert text_of(page).count("no clear change") == 1
 
 
-def test_a_run_with_numbers_that_no_float_can_hold_costs_the_others_nothing(tmp_path):
+def test_a_run_with_huge_numbers_does_not_affect_other_runs(tmp_path):
     write_run(tmp_path, "good")
     bad = write_run(tmp_path, "bad", status="finished")
     values = ["NaN", "Infinity", "-1e308", "1e308", "1" + "0" * 400, "-1" + "0" * 400, "true", "null", '"text"', "[1]"]
@@ -156,7 +156,7 @@ def test_a_run_with_numbers_that_no_float_can_hold_costs_the_others_nothing(tmp_
         assert "could not be created" not in page.text, address
 
 
-def test_runs_that_share_a_name_and_names_that_are_no_addresses_can_all_be_opened(tmp_path):
+def test_runs_with_equal_or_unsafe_names_can_all_be_opened(tmp_path):
     strange = ["a b", "<script>alert(1)</script>".replace("/", "|"), "ü%2e%2e", "a_b", "..x", "a?b#c", "nul\x01l"]
     for name in strange:
         write_run(tmp_path / "first", "x", 1).rename(tmp_path / "first" / name)
@@ -186,7 +186,7 @@ def test_a_run_page_shows_what_the_report_shows(name):
         assert text_of(table) in text_of(page)
 
 
-def test_a_failed_run_says_why_and_an_empty_one_that_there_is_nothing_yet(tmp_path):
+def test_failed_and_empty_runs_are_explained(tmp_path):
     write_run(
         tmp_path,
         "failed",
@@ -215,7 +215,7 @@ BROKEN = {
 }
 
 
-def test_broken_files_of_every_kind_cost_no_page_and_are_counted(tmp_path):
+def test_broken_files_break_no_page_and_are_counted(tmp_path):
     folder = tmp_path / "one"
     (folder / "samples").mkdir(parents=True)
     for name, content in BROKEN.items():
@@ -247,7 +247,7 @@ def test_a_page_never_imports_what_a_recipe_names(tmp_path, monkeypatch):
     assert not (tmp_path / "imported").exists()
 
 
-def test_findings_stand_on_the_time_axis_with_their_words(tmp_path):
+def test_findings_are_marked_on_the_curves_and_listed(tmp_path):
     folder = write_run(tmp_path)
     events = [
         {"time": 1.0, "step": None, "kind": "message", "text": "hello <b>there</b>"},
@@ -275,7 +275,7 @@ def test_findings_stand_on_the_time_axis_with_their_words(tmp_path):
     )
 
 
-def test_a_run_before_its_first_step_says_what_it_does_and_of_progress_the_last_word(tmp_path):
+def test_before_the_first_step_the_latest_progress_is_shown(tmp_path):
     folder = write_run(tmp_path, steps=0, status="running")
     events = [
         {"time": 10.0 + done, "step": None, "kind": "progress", "stage": "cold start", "done": done, "total": 2000}
@@ -291,7 +291,7 @@ def test_a_run_before_its_first_step_says_what_it_does_and_of_progress_the_last_
 # -- downloads ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_files_of_curves_hold_the_numbers_of_metrics_jsonl_however_they_are_smoothed(tmp_path):
+def test_curve_downloads_have_the_unsmoothed_numbers(tmp_path):
     folder = write_run(tmp_path, steps=1500)
     rows = read_rows(folder / "metrics.jsonl")
     client = open_dashboard(tmp_path)
@@ -304,7 +304,7 @@ def test_the_files_of_curves_hold_the_numbers_of_metrics_jsonl_however_they_are_
     assert [line["step"] for line in part] == ["10", "11", "12"]
 
 
-def test_every_link_to_a_file_answers_with_one(tmp_path):
+def test_every_download_link_works(tmp_path):
     shutil.copytree(OLD / "finished", tmp_path / "a")
     shutil.copytree(OLD / "inside_a_step", tmp_path / "b")
     client = open_dashboard(tmp_path)
@@ -325,7 +325,7 @@ def test_every_link_to_a_file_answers_with_one(tmp_path):
     assert client.get("/csv/run/nobody?item=x").status_code == 404
 
 
-def test_a_text_that_a_spreadsheet_would_calculate_is_marked_as_text(tmp_path):
+def test_spreadsheet_formulas_are_escaped(tmp_path):
     folder = write_run(tmp_path)
     event = {"time": 1.0, "step": 2, "kind": "message", "text": "=HYPERLINK('http://evil.example')"}
     (folder / "events.jsonl").write_text(json.dumps(event) + "\n")
@@ -338,7 +338,7 @@ def test_a_text_that_a_spreadsheet_would_calculate_is_marked_as_text(tmp_path):
         assert guard_cell(text) == f"'{text}"
 
 
-def test_every_drawing_can_be_had_as_numbers(tmp_path):
+def test_every_drawing_downloads_as_csv(tmp_path):
     shutil.copytree(OLD / "finished", tmp_path / "a")
     seconds = [{"rollout": 1.5, "update": 2.0}, {"rollout": 2.5, "update": 2.0}]
     waited = [{"rollout": 1.0}, {}]
@@ -366,7 +366,7 @@ def test_every_drawing_can_be_had_as_numbers(tmp_path):
 # -- several -----------------------------------------------------------------------------------------------------------
 
 
-def test_the_difference_of_two_recipes_is_a_table_of_what_is_not_the_same(tmp_path):
+def test_recipe_differences_are_a_table(tmp_path):
     write_run(tmp_path, "a", recipe={"train": {"num_steps": 50, "group_size": 8}, "algorithm": {"name": "grpo"}})
     write_run(tmp_path, "b", recipe={"train": {"num_steps": 50, "group_size": 4}, "algorithm": {"name": "dr_grpo"}, "seed": 7})
     client = open_dashboard(tmp_path)
@@ -383,7 +383,7 @@ def test_the_difference_of_two_recipes_is_a_table_of_what_is_not_the_same(tmp_pa
     assert "One run. Choose another one" in told
 
 
-def test_runs_are_chosen_by_the_address_and_more_than_the_colours_are_refused(tmp_path):
+def test_runs_are_chosen_by_the_address_and_limited_to_the_colours(tmp_path):
     for number in range(9):
         write_run(tmp_path, f"r{number}", 2)
     client = open_dashboard(tmp_path)
@@ -420,7 +420,7 @@ def test_a_moving_average_of_the_chosen_steps_and_its_interval_by_hand():
 # -- live --------------------------------------------------------------------------------------------------------------
 
 
-def test_sections_are_sent_again_only_when_something_was_written(tmp_path, monkeypatch):
+def test_sections_are_sent_again_only_after_a_change(tmp_path, monkeypatch):
     folder = write_run(tmp_path)
     client = open_dashboard(tmp_path)
     page = client.get("/run/one?smooth=5").text
@@ -480,7 +480,7 @@ def test_links_that_lead_outside_are_not_followed(tmp_path):
     "name",
     ["..", "../elsewhere", "%2e%2e", "..%2f..%2fetc", "....//", "one/../../x", "%00", "one%00", "~root", "/etc", "C:\\"],
 )
-def test_names_are_looked_up_and_never_walked(tmp_path, name):
+def test_names_are_looked_up_and_never_used_as_paths(tmp_path, name):
     write_run(tmp_path / "runs", "one", 1)
     client = open_dashboard(tmp_path / "runs")
     for prefix in ("/run/", "/live/run/", "/csv/run/", "/svg/run/", "/static/", "/compare?run="):

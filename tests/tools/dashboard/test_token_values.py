@@ -1,4 +1,4 @@
-"""The numbers of tokens: k3 by hand and against the estimator that trains, bands, and what a run without a record still has."""
+"""The numbers of tokens: k3 by hand and by the training function, bands, and completions without a record."""
 
 import math
 
@@ -13,12 +13,12 @@ from cohort.tools.dashboard import token_values as values
 from cohort.tools.dashboard.token_values import Shown, read_pieces, show_piece, write_out
 
 
-def test_k3_is_what_the_formula_gives_by_hand():
+def test_k3_by_hand():
     policy, ref = np.array([-1.0, -1.0, -2.0]), np.array([-1.0, -1.5, -1.0])
     assert values.measure_k3(policy, ref) == pytest.approx([0.0, math.exp(-0.5) + 0.5 - 1, math.e - 1 - 1], abs=1e-15)
 
 
-def test_k3_is_what_the_loss_computes_far_off_too():
+def test_k3_equals_the_training_function_at_extremes():
     rng = np.random.default_rng(0)
     policy, ref = -rng.exponential(3.0, 500), -rng.exponential(3.0, 500)
     policy[0], ref[0] = -60.0, -0.1  # beyond the limit of the ratio
@@ -41,7 +41,7 @@ def test_a_recorded_completion_has_every_column_and_the_kl_of_its_log_probs(tmp_
     assert "update 1 of 2" in sheet.source
 
 
-def test_what_a_record_lacks_is_said(tmp_path):
+def test_missing_columns_of_a_record_are_explained(tmp_path):
     folder = make_run(tmp_path, steps=1)
     unread = dict.fromkeys(("policy_logprob", "old_logprob", "ref_logprob", "entropy", "ratio", "clipped"))
     write_record(folder, 1, [make_token_row(0, 0, 0, ["a"], ref_logprob=None), make_token_row(0, 1, 1, ["a"], **unread)])
@@ -52,7 +52,7 @@ def test_what_a_record_lacks_is_said(tmp_path):
     assert "This completion has no gradient" in silent.missing[0]
 
 
-def test_tokens_that_are_not_trained_on_have_no_value():
+def test_masked_tokens_have_no_value():
     nothing = [0.5, None]
     record = {"token_ids": [1, 2], "pieces": ["a", "b"], "mask": [True, False], "ratio": nothing, "policy_logprob": nothing}
     sheet = values.read_recorded(record)
@@ -71,7 +71,7 @@ def test_tokens_that_are_not_trained_on_have_no_value():
         (22, "step 1 and every 22 steps"),
     ],
 )
-def test_without_a_record_the_sampling_log_probs_and_the_advantage_are_there(every, words):
+def test_without_a_record_sampling_log_probs_and_advantage_remain(every, words):
     row = {"completion_ids": [5, 6], "sampling_logprobs": [-0.5, -1.0], "advantage": 0.7}
     sheet = values.read_sampled(row, ["a", "b"], every)
     assert {name: column.tolist() for name, column in sheet.columns.items()} == {
@@ -95,7 +95,7 @@ def test_without_a_record_the_sampling_log_probs_and_the_advantage_are_there(eve
         ("coefficient", [-20.0, -8.0, 0.0, 3.0], ["below −15", "−15 to −5", "0", "0 to 5"]),
     ],
 )  # fmt: skip
-def test_every_value_lies_in_the_band_whose_label_holds_it(name, shown, labels):
+def test_every_value_is_in_the_band_with_its_label(name, shown, labels):
     shown = np.array(shown, np.float64)
     banding = values.make_bands(name, shown)
     by_style = dict(banding[0])
@@ -138,11 +138,11 @@ def test_the_scale_of_signed_numbers_is_a_power_of_ten(largest, scale):
         ("😀", Shown("😀")),
     ],
 )
-def test_nothing_of_a_token_is_invisible(piece, shown):
+def test_invisible_characters_are_written_out(piece, shown):
     assert show_piece(piece) == shown
 
 
-def test_a_mark_of_the_model_is_named_and_a_huge_token_is_cut():
+def test_special_tokens_are_named_and_huge_tokens_cut():
     assert show_piece("<|im_end|>\n", special=True) == Shown("<|im_end|>↵", "special")
     assert len(write_out("x" * 10_000)) == 201
 
@@ -171,7 +171,7 @@ def make_tokenizer(kind):
 @pytest.mark.parametrize(
     ("kind", "wanted"), [("bytes", ["a", " b", "\n", "", "\ufffd<eos>"]), ("spaces", ["a", " b", "\n", " ", "<eos>"])]
 )
-def test_pieces_are_read_with_the_tokenizer_beside_the_weights_and_keep_their_spaces(tmp_path, kind, wanted):
+def test_pieces_are_read_with_the_saved_tokenizer_and_keep_spaces(tmp_path, kind, wanted):
     folder = make_run(tmp_path, steps=1)
     folder.start.mkdir()
     tokenizer = make_tokenizer(kind)
@@ -189,7 +189,7 @@ def test_a_character_in_two_tokens_is_shown_by_the_one_that_completes_it(tmp_pat
     assert read_pieces(find_run(tmp_path), [0, 3, 4, 1])[0] == ["a", "", "é", " b"]
 
 
-def test_a_damaged_tokenizer_costs_the_texts_alone(tmp_path):
+def test_a_damaged_tokenizer_loses_only_the_texts(tmp_path):
     folder = make_run(tmp_path, steps=1)
     folder.model.mkdir()
     (folder.model / "tokenizer.json").write_text('{"model": ')

@@ -58,7 +58,7 @@ def explain_missing_group(index: Rows, note: str, step: int, group: int) -> str:
 
 
 def read_group(run: ShownRun, members: Rows) -> list[dict[str, Any]]:
-    """The rows of a group in the step's file, in the order of the records."""
+    """The rows of a group from the step file, in the order of the records."""
     numbers = members["row"].astype(int)
     first, last = int(numbers.min()), int(numbers.max())
     rows = read_shown_rows(run, int(members["step"][0]), first, last - first + 1)

@@ -19,7 +19,7 @@ from cohort.observe.rollouts import DUPLICATE, EVIDENCE, ROW, WRONG_REWARDED, Ro
 from cohort.tools.dashboard.run_index import ShownRun
 
 MAX_RECORDS = 4_000_000
-"""Completions that are listed: 164 MB of records."""
+"""Completions listed at most: 164 MB of records."""
 
 
 def load_rows(run: ShownRun) -> tuple[Rows, str]:
@@ -147,7 +147,7 @@ def list_places(rows: Rows, matches: np.ndarray, order: str, by_groups: bool, pa
 
 def find_largest(values: np.ndarray, first: int, last: int) -> np.ndarray:
     """Positions of the values with ranks `first` to `last`, largest first; ties keep their order."""
-    if last < len(values):  # no need to sort the rest
+    if last < len(values):  # the others need no sorting
         edge = np.partition(values, len(values) - last)[len(values) - last]
         candidates = np.flatnonzero(values >= edge)
     else:

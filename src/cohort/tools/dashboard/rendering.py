@@ -31,7 +31,7 @@ PATH = re.compile(r"(?<![\w.])/(?:[^\s/:'\"]+/)+")
 FORMULA = re.compile(r"[=+\-@\t\r]")
 """The first character of a text that a spreadsheet would evaluate."""
 NUMBER = re.compile(r"[+-](?:[\d.,]+(?:e[+-]?\d+)?|inf) ?%?(?: [^=|!@(]*)?")
-"""Such a text that is a number with harmless words after it: nothing that could call a function or another program."""
+"""An exception: a number followed by words that cannot call a function or another program."""
 MAX_LABEL, LEGEND_LINE = 40, 16
 """Characters of a label in the legend of an SVG file, and the height of a legend line."""
 

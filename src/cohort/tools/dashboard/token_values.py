@@ -22,7 +22,7 @@ from cohort.tools.dashboard.run_index import ShownRun
 MAX_TOKENS = 100_000
 """Tokens of a completion that are read."""
 SIGNS = {"\n": "↵", "\r": "␍", "\t": "⇥", " ": "␣"}
-"""Whitespace at the end of a token, or as a whole token."""
+"""Signs for whitespace at the end of a token, or as a whole token."""
 HIDDEN = ("Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp")
 """Unicode categories without a visible shape: control, format, unassigned, private, surrogates, separators."""
 FILLERS = frozenset(

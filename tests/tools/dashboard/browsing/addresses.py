@@ -1,4 +1,4 @@
-"""Every address that the dashboard answers, read from its tables; and one example of each page."""
+"""Every route of the dashboard, read from its tables, and one example of each page."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What every page is held to, whatever it shows."""
+"""Checks that every page has to pass."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ FIND_MARKUP = """
 """
 """Whatever only a text that was taken for markup can have put there."""
 LEAVE = "document.activeElement?.blur(); window.scrollTo(0, 0)"
-"""As a page is before anybody has touched it."""
+"""Resets focus and scroll position."""
 LIST_STOPS = """
 () => [...document.querySelectorAll('a[href],button,input,select,textarea,summary,[tabindex]')].filter(node =>
   node.tabIndex >= 0 && !node.disabled && node.checkVisibility({visibilityProperty: true, contentVisibilityAuto: true})
@@ -95,7 +95,7 @@ def run_axe(visit: Visit, *rules: str) -> list[str]:
 
 
 def check_labels_and_contrast(visit: Visit) -> None:
-    """In light on a desk; in dark on a phone, where more scrolls."""
+    """Runs axe in light mode at desktop width and in dark mode at phone width."""
     for scheme, width, rules in (
         ("light", 1280, ()),
         ("dark", 360, ("color-contrast", "link-in-text-block", "scrollable-region-focusable")),
@@ -107,7 +107,7 @@ def check_labels_and_contrast(visit: Visit) -> None:
 
 
 def check_narrow(visit: Visit, width: int = 360) -> None:
-    """Nothing sticks out of a phone: what is wider scrolls in a box of its own."""
+    """Nothing is wider than a phone, except inside scrollable boxes."""
     before = visit.page.viewport_size
     visit.page.set_viewport_size({"width": width, "height": 780})
     found = visit.page.evaluate(FIND_WIDE)
@@ -116,7 +116,7 @@ def check_narrow(visit: Visit, width: int = 360) -> None:
 
 
 def check_still(visit: Visit) -> None:
-    """With prefers-reduced-motion nothing moves by itself."""
+    """With prefers-reduced-motion nothing is animated."""
     found = visit.page.evaluate(FIND_MOVING)
     assert not found, f"{visit.page.url}: {found}"
 
@@ -127,7 +127,7 @@ def check_no_markup(visit: Visit) -> None:
 
 
 def check_keyboard(visit: Visit) -> list[str]:
-    """Tab reaches everything that can be operated, shows where it is, and comes to an end. Gives the names of the stops."""
+    """Tab reaches every control with a visible focus and ends. Returns the names of the controls."""
     stops = visit.page.evaluate(LIST_STOPS)
     visit.page.evaluate(LEAVE)
     reached = []

@@ -33,7 +33,7 @@ def stage() -> Iterator[Stage]:
 
 @pytest.fixture
 def visit(stage: Stage) -> Iterator[Callable[..., Visit]]:
-    """Opens a page as a visitor of his own; at the end of the test nothing may have gone wrong under anybody's eyes."""
+    """Opens pages, each in its own browser context; at the end of the test none may have had an error."""
     opened: list[Visit] = []
 
     def open_visit(dashboard: Dashboard, address: str = "", **options: Any) -> Visit:

@@ -1,4 +1,4 @@
-"""Files of a run as crashes, full disks and strangers leave them."""
+"""Damaged files of a run."""
 
 from __future__ import annotations
 

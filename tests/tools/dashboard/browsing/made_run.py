@@ -1,4 +1,4 @@
-"""Run folders that nobody trained: written by the writers of real runs, small with every kind of file, or of a million completions."""
+"""Run folders without training, written with the writers of real runs: small with every kind of file, or of a million completions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where pages are looked at: Debian's chromium, `cohort dashboard` as a process of its own, and all that a page did while it was open.
+"""The browser of the tests: Debian's chromium, `cohort dashboard` in its own process, and a record of requests and errors.
 
 playwright's plain interface keeps an event loop running in the thread that started it, in which no other test could call
 `asyncio.run`. So the browser lives in a thread of its own, and whatever touches it is called there.
@@ -75,7 +75,7 @@ class Stage:
 
 @dataclass
 class Visit:
-    """One visitor of the dashboard, and all that went wrong under his eyes."""
+    """A browser page on the dashboard, and all errors that occurred in it."""
 
     context: Any
     page: Any
@@ -103,7 +103,7 @@ class Visit:
         assert answer.status == status, f"{address}: {answer.status} {answer.text()[:300]}"
 
     def check(self) -> None:
-        """Nothing was said on the console, no policy was violated, no canary sang, no other host was asked."""
+        """No console message, no policy violation, no executed payload, no request to another host."""
         sung = self.page.evaluate("canaries")
         found = [*self.problems, *(f"canary: {one}" for one in sung)]
         assert not found, f"{self.page.url}: {found}"

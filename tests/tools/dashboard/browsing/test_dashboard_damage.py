@@ -1,4 +1,4 @@
-"""Broken and half-written files of every kind: the page comes, and says how many lines it skipped."""
+"""Broken and incomplete files: pages work and report the number of skipped lines."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ def read_pages(dashboard: Dashboard, name: str, *more: str) -> None:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_pages_come_whatever_the_files_hold(ward, kind):
+def test_pages_work_with_damaged_runs(ward, kind):
     read_pages(ward, name_run("all", kind))
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("file", FILES)
-def test_pages_come_whatever_a_file_holds(tmp_path, file):
+def test_pages_work_with_one_damaged_file(tmp_path, file):
     """One file at a time: what is broken elsewhere hides nothing."""
     make_run(tmp_path / "runs" / "second", 8)
     for kind, content in WHOLE.items():
@@ -90,13 +90,13 @@ def test_skipped_lines_are_counted(ward, file):
 
 
 @pytest.mark.parametrize("file", LINES)
-def test_pages_come_whatever_a_line_holds(ward, file):
+def test_pages_work_with_damaged_lines(ward, file):
     read_pages(ward, name_run(file, "odd"))
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("tokens", [False, True], ids=["completions", "tokens"])
-def test_pages_come_whatever_a_table_holds(tmp_path, tokens):
+def test_pages_work_with_damaged_tables(tmp_path, tokens):
     """With an index of the completions, and without."""
     make_run(tmp_path / "runs" / "second", 8)
     names = []

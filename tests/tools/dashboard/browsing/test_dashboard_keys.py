@@ -1,4 +1,4 @@
-"""What a person does on a page, by keyboard alone; and that the address says what is seen, so that it can be sent."""
+"""Use of the pages by keyboard, and addresses that reproduce the same view."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_seen(page: Visit) -> str:
 
 
 def check_sent(visit, dashboard: Dashboard, page: Visit) -> None:
-    """Somebody else opens the address, and sees the same."""
+    """The address shows the same page to another visitor."""
     other = visit(dashboard, page.page.url.removeprefix(dashboard.url))
     other.page.wait_for_load_state("networkidle")
     assert read_seen(other) == read_seen(page)

@@ -69,7 +69,7 @@ def write_small_run(folder: Path, steps: int = 3) -> None:
     (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "reward/mean": 0.5}}\n' for step in range(1, steps + 1)))
 
 
-def test_a_tick_and_the_focus_stay_with_their_run_when_another_comes_and_one_that_goes_is_said_to_be_gone(visit, tmp_path):
+def test_selection_and_focus_stay_when_runs_come_and_go(visit, tmp_path):
     for name in ("b", "c"):
         write_small_run(tmp_path / "runs" / name)
     dashboard = start_dashboard(tmp_path / "runs", tmp_path / "log")

@@ -1,4 +1,4 @@
-"""40 texts that would run if a page took them for more than text, in every place that a run folder has for text: none runs, all are shown."""
+"""40 injection payloads in every text field of a run folder: none runs, all are shown as text."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def attack_pages(visit: Callable[..., Visit], dashboard: Dashboard, groups: Iter
                 assert find_missing(page, [PAYLOADS[group]]) == [], address
 
 
-def test_nothing_in_a_run_is_taken_for_more_than_text(visit, hostile):
+def test_all_texts_of_a_run_stay_text(visit, hostile):
     attack_pages(visit, hostile, [4])
 
 

@@ -1,4 +1,4 @@
-"""Attacks on the dashboard over the wire: addresses that lead out, links in run folders, foreign hosts, methods that change something."""
+"""Attacks on the dashboard over HTTP: path traversal, links in run folders, foreign hosts, methods other than GET."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_other_hosts_are_refused_whatever_the_method(walled):
         assert walled.ask("/", headers=[("Host", host)])[0] == 200
 
 
-def test_other_origins_are_told_nothing_that_a_browser_would_pass_on(walled):
+def test_other_origins_get_no_cors_headers(walled):
     for route in list_routes():
         target = fill_route(route, name="a", step="4", group="0", sample="0", index="0")
         _, headers, _ = walled.ask(target, headers=[("Origin", "http://evil.example"), ("Sec-Fetch-Site", "cross-site")])
@@ -162,7 +162,7 @@ def test_nothing_can_be_changed(walled, house):
     assert read_everything(house) == before
 
 
-def test_every_page_forbids_whatever_is_not_its_own(walled):
+def test_every_page_forbids_foreign_content(walled):
     for target in ("/", "/run/a", "/nothing/here", "/lab"):
         _, headers, body = walled.ask(target)
         policy = headers["content-security-policy"]

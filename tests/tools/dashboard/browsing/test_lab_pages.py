@@ -1,4 +1,4 @@
-"""The lab in a real browser: a guess first, the pictures of the seeds in three clicks, keyboard alone, small, dark, still, and labelled."""
+"""The lab in a real browser: guesses, the pictures of docs/lab.md in three clicks, keyboard use, accessibility."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_four_sliders_with_an_outlier_and_the_equal_case_in_three_clicks(visit, 
     wait_for_text(here, ".push b", "1.72")
     assert len(here.page.get_by_role("slider").all()) == 4
     here.page.get_by_role("button", name="all equal").click()
-    wait_for_text(here, ".read", "teaches nothing")
+    wait_for_text(here, ".read", "no gradient")
     assert read_facts(here)["gradient signal: mean of |A|"] == "0"
     slider = here.page.get_by_role("slider", name="Reward of completion 1")
     slider.press("ArrowDown")
@@ -94,7 +94,7 @@ def test_reward_bars_with_two_lines_in_three_clicks(visit, dashboard):
 
 
 @pytest.mark.parametrize("station", prove_others(STATIONS, "group"))
-def test_a_station_is_labelled_fits_a_phone_and_stands_still(visit, dashboard, station):
+def test_a_station_is_accessible_on_desktop_and_phone(visit, dashboard, station):
     here = visit(dashboard)
     reveal(here, station)
     assert here.page.locator(".read").inner_text() != ""
@@ -105,7 +105,7 @@ def test_a_station_is_labelled_fits_a_phone_and_stands_still(visit, dashboard, s
     check_no_markup(here)
 
 
-def test_what_a_station_shows_can_be_taken_along(visit, dashboard):
+def test_drawings_and_numbers_of_a_station_download(visit, dashboard):
     here = visit(dashboard)
     reveal(here, "baselines")
     saved = {}
@@ -131,7 +131,7 @@ LIST_LINES = """title => [...document.querySelectorAll(`svg[aria-label^="${title
     ("address", "title"),
     [("/lab/difficulty?group_size=64&guess_difficulty=0", "w(p)"), ("/lab/kl?guess_kl=0", "Value of each")],
 )
-def test_a_line_leaves_the_picture_where_its_values_do(visit, dashboard, address, title):
+def test_a_line_ends_at_the_edge_of_the_chart(visit, dashboard, address, title):
     here = visit(dashboard, address)
     wait_for_answer(here)
     here.page.locator(f'svg[aria-label^="{title}"] polyline.line').first.wait_for(state="attached")
@@ -141,7 +141,7 @@ def test_a_line_leaves_the_picture_where_its_values_do(visit, dashboard, address
         assert sum(y == top for _, y in line) <= 1, "MaxRL weighs by 64 at p = 0, and k3 is 4.4 at -2: neither is level there"
 
 
-def test_a_picture_that_was_drawn_before_the_guess_is_as_large_as_one_drawn_after_it(visit, dashboard):
+def test_a_picture_drawn_before_the_guess_has_the_same_size(visit, dashboard):
     here = visit(dashboard, "/lab/baselines")
     wait_for_answer(here)
     here.page.locator(".chart rect.scorebar").first.wait_for(state="attached")
@@ -156,7 +156,7 @@ def test_a_picture_that_was_drawn_before_the_guess_is_as_large_as_one_drawn_afte
 
 
 @pytest.mark.prove
-def test_nothing_is_shown_before_a_guess(visit, dashboard):
+def test_the_answer_is_hidden_before_a_guess(visit, dashboard):
     here = visit(dashboard, "/lab/clip")
     assert not here.page.locator(".revealed").is_visible()
     assert here.page.locator(".first").is_visible()
@@ -180,7 +180,7 @@ def test_the_keyboard_reaches_everything(visit, dashboard, station):
 
 
 @pytest.mark.prove
-def test_the_map_of_tokens_is_walked_with_arrows(visit, dashboard):
+def test_arrow_keys_move_in_the_token_table(visit, dashboard):
     here = visit(dashboard)
     reveal(here, "run")
     first = here.page.locator("table.map td").first
@@ -202,17 +202,17 @@ def test_the_address_holds_the_state(visit, dashboard):
     here.page.wait_for_url("**advantage=-1*")
     again = visit(dashboard, "/lab/clip?" + here.page.url.partition("?")[2])
     wait_for_answer(again)
-    wait_for_text(again, ".read", r"At ratio 0.6 with advantage −1, clip pushes by 0. Silenced under clip")
+    wait_for_text(again, ".read", r"At ratio 0.6 with advantage −1, clip pushes the token by 0. Silenced under clip")
 
 
 @pytest.mark.prove
-def test_a_word_that_makes_no_sense_is_answered_in_words(visit, dashboard):
+def test_an_invalid_setting_is_reported(visit, dashboard):
     here = visit(dashboard, "/lab/group?guess_group=1&rewards=1,<img src=x onerror=canary(1)>")
     wait_for_text(here, ".read", "rewards: give a number from")
     check_no_markup(here)
 
 
-def test_the_group_of_a_run_goes_into_the_picture(visit, dashboard):
+def test_the_example_of_a_run_is_shown_in_the_picture(visit, dashboard):
     here = visit(dashboard)
     reveal(here, "group")
     sentence = here.page.locator(".own p").first.inner_text()

@@ -21,7 +21,7 @@ from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.recipe.algorithm import AlgorithmConfig
 
 SUCCESS_FROM = 0.5
-"""Rewards from here on count as success for advantages that read success."""
+"""Rewards of at least this value count as success for advantages that read success."""
 BASELINES = {
     "grpo": "GRPO",
     "dr_grpo": "Dr. GRPO",
@@ -34,7 +34,7 @@ BASELINES = {
 }
 """The compared presets and their labels."""
 LARGEST_BATCHED = 16
-"""Largest group size for advantages that use the batch: they have the square of the other advantages' outcomes."""
+"""Largest group size for advantages that use the batch, because their number of outcomes is squared."""
 LARGEST = 64
 CURVE = tuple(place / 50 for place in range(51))
 """Success rates at the points of a curve."""
@@ -46,7 +46,7 @@ Credits = tuple[tuple[float, float], ...]
 
 @dataclass(frozen=True)
 class Groups:
-    """P groups of G completions with one token each, with everything that an advantage can read (registry.READABLE)."""
+    """P groups of G completions with one token each, and every input that an advantage can read (registry.READABLE)."""
 
     rewards_PG: Rows
     values_PG: Rows | None = None
@@ -217,7 +217,7 @@ def weigh_outcomes(credits: Credits, p: float) -> float:
 
 @lru_cache(maxsize=4096)
 def credit_counts(name: str, group_size: int, other_right: int | None = None) -> Credits:
-    """The advantages of right and wrong completions by number of successes, alone or beside a group with `other_right` successes."""
+    """The advantages of right and wrong completions by number of successes. other_right: the successes of a second group in the batch."""
     choice, rows = find_named("advantage", name), [lay_out_successes(k, group_size) for k in range(group_size + 1)]
     if other_right is None:
         advantages_KG = credit_groups(choice, CONFIG, Groups(rows))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 OWN = "this run"
 """The name of the run's own algorithm."""
 MOST_WHITENED = 300_000
-"""Tokens of a step up to which an advantage that whitens over all of them is computed."""
+"""Largest number of tokens in a step for advantages that whiten over all of them."""
 NO_KL_BATCH = "Without its KL: it penalises every token of the batch, but only this group's tokens are recorded."
 NO_REFERENCE = "Without its KL: the run recorded no reference log-probs."
 UNREAD = "Some completions of this group were not part of the update; they are assumed to be as sampled, with ratio 1."

@@ -1,4 +1,4 @@
-"""Examples for the stations from a run of the reader. All values come from the files of that run."""
+"""Examples for the stations from one of the user's runs. All values come from the files of that run."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cohort.tools.dashboard.view import View, write_address
 MOST_RUNS = 200
 """Runs in the menu."""
 RECENT_GROUPS = 256
-"""The number of latest groups that shares are computed from."""
+"""The number of groups, counted from the newest, that shares are computed from."""
 ALL_EQUAL = "No saved group of this run has rewards that differ."
 Example = dict[str, Any]
 """sentence; set: settings for the station; links: (label, address); table: heads and rows."""

@@ -93,7 +93,7 @@ def choose_sample(found: Sequence[Applied], members: Sequence[int]) -> int:
 
 
 def list_groups(run: ShownRun, step: int) -> dict[int, str]:
-    """The groups of a step with labels: first those with recorded tokens, then those whose rewards differ, then the rest."""
+    """The groups of a step with labels: first those with recorded tokens, then those whose rewards differ, then the others."""
     index, note = load_rows(run)
     rows = index[index["step"] == step]
     if not len(rows):

@@ -121,7 +121,7 @@ function openStation(article, show) {
   if (name !== 'run') openOwn(article, change);
 }
 
-// An example for the station from a run of the reader.
+// An example for the station from one of the user's runs.
 function openOwn(article, change) {
   const station = article.dataset.station, box = article.querySelector('.own');
   async function look(run) {

@@ -60,7 +60,7 @@ function showGroup(box, answer, state, change) {
   ]));
   const single = signal > 0 && Math.abs(biggest - 0.5) < 1e-9 && count > 2;
   return `Mean ${write(answer.mean)}, std ${write(answer.std)} with ddof ${answer.ddof}, ${answer.right} of ${count} right, gradient signal ${write(signal)}. `
-    + (signal === 0 ? 'All rewards are equal: every advantage is 0 and the group teaches nothing.' : single ? 'One completion gets half of the total push.' : `Advantages from ${signed(Math.min(...advantages))} to ${signed(Math.max(...advantages))}.`);
+    + (signal === 0 ? 'All rewards are equal, so every advantage is 0 and the group gives no gradient.' : single ? 'One completion gets half of the total push.' : `Advantages from ${signed(Math.min(...advantages))} to ${signed(Math.max(...advantages))}.`);
 }
 
 const REGIONS = {none: 'no region', sequence: 'sequence (GSPO)', sequence_product: 'sequence product', soft: 'soft (SAPO)', divergence: 'divergence (DPPO)', cispo: 'CISPO', dpo: 'DPO', dual_clip: 'dual clip', clip: 'clip (PPO, GRPO)'};
@@ -91,7 +91,7 @@ function showClip(box, answer) {
   });
   box.replaceChildren(make('div', {class: 'legend'}, make('span', {}, make('i', {class: 'c0'}), 'surrogate: the maximised objective'), make('span', {}, make('i', {class: 'c1 dashed'}), 'push: its slope, −d loss / d log π'), make('span', {}, make('i', {class: 'hatch'}), 'silenced: no push')), make('div', {class: 'multiples'}, cards));
   const cut = answer.ratio < answer.requested - 1e-9 ? ` With this probability the ratio cannot exceed ${write(answer.ratio)}.` : '';
-  return `At ratio ${write(answer.ratio)} with advantage ${signed(answer.advantage)}, clip pushes by ${signed(answer.regions.clip.slope)}. ${silent.length ? `Silenced under ${silent.join(', ')}.` : 'No region silences it.'}${cut}`;
+  return `At ratio ${write(answer.ratio)} with advantage ${signed(answer.advantage)}, clip pushes the token by ${signed(answer.regions.clip.slope)}. ${silent.length ? `Silenced under ${silent.join(', ')}.` : 'No region silences it.'}${cut}`;
 }
 
 const ADVANTAGES = {group_normalized: 'GRPO', group_centered: 'Dr. GRPO', leave_one_out: 'RLOO', relative_to_mean: 'MaxRL', batch_std: 'batch std', batch_whitened: 'batch whitened', parts_normalized: 'GDPO', best_and_worst: 'best and worst', binary: 'RFT', binary_signed: 'signed RFT', process: 'process', global_normalized: 'REINFORCE++', gae: 'PPO, value 0'};
