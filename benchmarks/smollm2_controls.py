@@ -20,7 +20,7 @@ from transformers import AutoTokenizer
 
 import cohort
 from cohort.data.json_records import json_records
-from cohort.model.gguf import find_folder
+from cohort.model.sources import find_folder
 from cohort.rewards import instructions as score_instructions
 
 BEGINNING = '{"'

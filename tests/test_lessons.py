@@ -43,7 +43,7 @@ LESSONS: dict[str, list[str]] = {
         "test_session.py::test_another_temperature_in_scoring_stops_the_run",
     ],
     "generation_config must not reach sampling; a group has distinct completions": [
-        "engine/test_engines.py::test_the_generation_config_has_no_say",
+        "engine/test_engines.py::test_the_generation_config_is_ignored",
         "test_lessons.py::test_the_generation_config_of_a_checkpoint_does_not_reach_a_run",
         "tools/test_doctor.py::test_the_demo_is_in_order",
     ],
@@ -55,7 +55,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "token in, token out; no second BOS": [
         "test_lessons.py::test_nothing_is_tokenised_while_training",
-        "model/test_chat.py::test_text_gets_one_bos_whoever_writes_it",
+        "model/test_chat.py::test_text_gets_exactly_one_bos",
         "model/test_chat.py::test_a_template_that_writes_bos_gets_no_second_one",
         "test_api.py::test_format_and_answer_rewards_on_chat_prompts",
     ],
@@ -153,7 +153,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "prefilled <think> must not zero a format reward": [
         "verify/test_rewards_math.py::test_think_format",
-        "model/test_chat.py::test_prefilled_think_is_seen_in_the_rendered_prompt",
+        "model/test_chat.py::test_prefilled_think_is_detected_in_the_rendered_prompt",
     ],
     # Verifiers
     "a verifier that hangs is killed by the clock": [

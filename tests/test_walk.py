@@ -100,7 +100,7 @@ HANDED = [
     (["model/packing.py:pack"], ["training/objective.py:weigh_tokens"]),  # the aggregation's token weights
     (
         ["ops/cached_attention.py:hidden_states", "ops/cached_attention.py:read_cache"],
-        ["engine/slot_cache.py:SlotCache.update", "engine/slot_cache.py:SlotCache.attend"],
+        ["engine/decoders.py:SlotCache.update", "engine/decoders.py:SlotCache.attend"],
     ),  # the slot cache inside the modules of transformers
     (
         ["ops/fused/training.py:FusedBackbone.prove"],

@@ -20,9 +20,9 @@ from cohort.algorithms.named import FIELDS, NAMED, PRESETS, list_parameter_words
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
+from cohort.model.frozen import Teacher
 from cohort.model.packing import pack
 from cohort.model.policy import Policy
-from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.describe import describe_algorithm
 from cohort.recipe.file import load_recipe

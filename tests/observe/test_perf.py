@@ -129,8 +129,8 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     """A clock that moves only where this test moves it: 3 minibatches in 2 passes, so 6 optimizer steps."""
     from cohort import loop
     from cohort.engine.local import LocalEngine
+    from cohort.model.frozen import Reference
     from cohort.model.optim import Optimizer
-    from cohort.model.reference import Reference
     from cohort.observe.monitors import Monitors
     from cohort.observe.run_folder import RunFolder
     from cohort.rewards.runner import RewardRunner

@@ -7,8 +7,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import interpreter
-from cohort.engine.slots import SlotState
-from cohort.engine.support import prove_decoder, prove_local
+from cohort.engine.decoders import prove_decoder, prove_local
+from cohort.engine.scheduler import SlotState
 from cohort.ops.fused import kernels_decode as kernels
 from cohort.ops.fused.family import fuse
 from cohort.ops.fused.kernels_decode import FusedDecoder
@@ -100,7 +100,7 @@ def test_few_rows_are_split_and_many_are_not():
 
 
 def make_state(rows, completions, width, stop_ids=()):
-    state = SlotState(rows, completions, Sampling(1, 1.0, width, stop_ids), torch.device("cpu"))
+    state = SlotState(rows, completions, Sampling(1, 1.0, width, stop_ids), torch.device("cpu"), width)
     state.start_call([make_row_key(KEY, number, 0) for number in range(completions)], [width] * completions)
     return state
 

@@ -313,6 +313,6 @@ def test_low_precision_logits_are_scored_in_float32(plain_bfloat16):
     ).micro_batches[0]
     scores = policy.compute_logprobs(micro)
     assert scores.logprobs_M.dtype == scores.entropy_M.dtype == torch.float32
-    hidden = policy.backbone(micro.layout)[micro.before_M]
+    hidden = policy.backbone(micro.layout)[micro.before.index_N]
     logits_MV = policy.split.projection(hidden).float()
     assert torch.equal(scores.logprobs_M, torch.log_softmax(logits_MV, -1).gather(1, micro.token_ids_M[:, None]).squeeze(1))

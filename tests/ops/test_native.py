@@ -18,7 +18,7 @@ from test_fused_cpu import NOT_DONE_B, build, decode, prompts_and_rest
 from cohort.engine import decoders, sample_groups
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
-from cohort.engine.slots import SlotState
+from cohort.engine.scheduler import SlotState
 from cohort.errors import EngineError
 from cohort.ops.fused import building, cpu_native, native, training
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads

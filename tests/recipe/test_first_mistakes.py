@@ -19,7 +19,7 @@ import pytest
 
 import cohort
 from cohort.data.rows import load_rows, render
-from cohort.engine.stop import find_single_token
+from cohort.engine.requests import find_single_token
 from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch
@@ -64,7 +64,7 @@ def from_file(source: str, *, reward: str = "math_answer", **more) -> dict:
 def test_every_reward_names_the_column_that_no_row_has(function, column):
     prompts = [Prompt(number, row["prompt"], {"gold": row["gold"], "hint": ""}, (1,)) for number, row in enumerate(ROWS[:3])]
     with RewardRunner([RewardPart("part", function)], workers=1) as runner:
-        said = f"^reward 'part' needs the column '{column}', which the rows do not have. Columns: gold, hint. To take it from "
+        said = f"^reward 'part' needs the column '{column}', which the rows do not have. Columns: gold, hint. To use a column of another name"
         with pytest.raises(RewardError, match=said):
             runner.check_columns(prompts)
         with pytest.raises(RewardError, match=said):
@@ -126,11 +126,11 @@ def test_the_doctor_shows_a_missing_column_among_its_checks(world, tmp_path):
 @pytest.mark.parametrize(
     ("function", "args", "said"),
     [
-        ("length", {}, r"^rewards.0.args: length: give target_length, longest or shortest \(at least 1\)"),
+        ("length", {}, r"^rewards.0.args: length: set target_length, longest or shortest \(at least 1\)"),
         ("length", {"longest": 9, "unit": "words"}, "^rewards.0.args: unit: "),
-        ("length", {"target_length": 0}, "^rewards.0.args: length: give target_length"),
-        ("soft_overlong", {"longest": 9, "buffer": 10}, "^rewards.0.args: buffer: at most longest = 9"),
-        ("repetition", {"threshold": 2}, "^rewards.0.args: threshold: a share"),
+        ("length", {"target_length": 0}, "^rewards.0.args: length: set target_length"),
+        ("soft_overlong", {"longest": 9, "buffer": 10}, "^rewards.0.args: buffer: expected at most longest = 9"),
+        ("repetition", {"threshold": 2}, "^rewards.0.args: threshold: expected a share"),
     ],
 )
 def test_arguments_with_which_no_call_can_succeed_are_refused_before_the_first(function, args, said):
@@ -154,7 +154,7 @@ def test_an_argument_that_no_column_can_be_is_asked_for_at_the_start():
 
 def test_an_audit_without_the_arguments_is_no_flaw(capsys):
     assert run_audit(["length"]) == 2
-    assert "error: length: give target_length, longest or shortest (at least 1)" in capsys.readouterr().err
+    assert "error: length: set target_length, longest or shortest (at least 1)" in capsys.readouterr().err
 
 
 # -- rows --------------------------------------------------------------------------------------------------------------

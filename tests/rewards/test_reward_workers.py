@@ -1,4 +1,4 @@
-"""What a worker may use of the machine, and that nothing of it is left when it ends, whatever its function has started."""
+"""Limits of a worker, and that it leaves no process behind when it ends, whatever its function has started."""
 
 from __future__ import annotations
 

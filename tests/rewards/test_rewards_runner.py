@@ -114,7 +114,7 @@ def test_one_bad_row_is_one_fault_and_unscored(function, kind):
         (zoo.raises_type_error_on_the_way, "TypeError: cannot score"),
     ],
 )
-def test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words(function, said):
+def test_a_malformed_reply_for_the_whole_batch_stops_the_run(function, said):
     with pytest.raises(RewardError) as caught:
         score(function, ["bad"] + ["fine"] * 11)
     message = str(caught.value)
@@ -498,7 +498,7 @@ def test_built_ins_end_to_end():
     assert [outcome.answer for outcome in scored.outcomes] == ["4", "4", "1/2", None]
 
 
-def test_an_unusable_gold_is_a_fault_of_its_row():
+def test_an_unusable_reference_answer_is_a_fault_of_its_row():
     with RewardRunner([RewardPart("f", "math_answer")]) as runner:
         prompts = [prompt(i, answer="" if i == 3 else "4") for i in range(12)]
         scored = runner.score(prompts, [completion("\\boxed{4}")] * 12, step=1, num_steps=1)
@@ -754,7 +754,7 @@ def test_a_malformed_reply_is_never_a_score():
     assert from_message({"kind": "made up", "detail": ""}, [5]) is None
 
 
-def test_an_entry_comes_back_as_it_was_sent_and_one_with_a_value_alone_as_that():
+def test_an_entry_survives_the_message_of_a_worker():
     entries = [
         RewardEntry(0.25),
         RewardEntry(-0.0),
@@ -772,7 +772,7 @@ def test_an_entry_comes_back_as_it_was_sent_and_one_with_a_value_alone_as_that()
     assert str(found.entries[1].value) == "-0.0"
 
 
-def test_those_who_watch_hear_of_single_verdicts_now_and_then_and_always_of_the_last(monkeypatch):
+def test_progress_is_reported_at_intervals_and_always_at_the_end(monkeypatch):
     now, told = [0.0], []
     monkeypatch.setattr(retry_one_by_one.time, "monotonic", lambda: now[0])
     judged = retry_one_by_one.Progress("f", 6, lambda part, done, total: told.append((part, done, total)))
@@ -952,7 +952,7 @@ def supervised(completions, wall_s=1.0, log_extra=None, **columns):
     return [1.0] * len(completions)
 
 
-def test_a_supervised_function_runs_here_without_a_limit_and_is_told_one():
+def test_a_supervised_function_runs_here_and_receives_its_limit():
     supervised.supervised = True
     scored = score(supervised, ["a", "b"], timeout_s=0.1)
     assert rewards(scored) == [1.0, 1.0]

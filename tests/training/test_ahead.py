@@ -10,10 +10,9 @@ import torch
 
 from cohort.base.stopwatch import Stopwatch
 from cohort.base.world import World
-from cohort.engine.local import LocalEngine
+from cohort.engine.local import LocalEngine, SnapshotEngine
 from cohort.engine.protocol import Capabilities, EngineSetup
 from cohort.engine.requests import make_requests
-from cohort.engine.snapshot import SnapshotEngine
 from cohort.errors import EngineError, Interrupted, RecipeError, RewardError, RunError
 from cohort.model import lora
 from cohort.model.policy import Policy
@@ -302,7 +301,7 @@ def test_a_lag_that_is_changed_trains_on_what_is_there_first(tmp_path, monkeypat
 
 MOMENTS = {
     "inside a rollout ahead, then between minibatches": [
-        Trap("cohort.engine.slots:choose_tokens", 60),
+        Trap("cohort.engine.scheduler:choose_tokens", 60),
         Trap("cohort.model.optim:Optimizer.clip_and_step", 9),
     ],
     "while scoring ahead, then inside a save": [

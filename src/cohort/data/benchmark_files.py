@@ -11,7 +11,7 @@ r"""Rows as the well-known benchmarks write them, made into rows that the reward
 | mbpp       | text or prompt, test_list, challenge_test_list, test_setup_code or | prompt with the first test, tests (that one    |
 |            | test_imports, code                                                 | visible, the rest hidden), entry_point, demonstration |
 
-All other columns stay as they are. A row without a usable gold is an error that names its place and column: a gold that
+All other columns stay as they are. A row without a usable reference answer is an error that names its place and column: an answer that
 is guessed, or left empty, is a reward for the wrong thing. Dataset text is parsed here, never run.
 """
 
@@ -79,7 +79,7 @@ def last_box(solution: str) -> str:
     r"""Content of the last \boxed{...} or \fbox{...}; of "\boxed 5", what comes before its formula ends. "": none, or not closed.
 
     Boxes that only a comma or "and" joins are one list: \boxed{1} and \boxed{2}.
-    Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a gold that is a defect.
+    Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a reference answer that is a defect.
     """
     boxes = list(BOX.finditer(solution))
     if not boxes:

@@ -64,7 +64,7 @@ def make_prompts(
     config: PromptsConfig,
     encode: Callable[[Content], Sequence[int]],
     unknown_id: int | None = None,
-    gold_column: str = "answer",
+    answer_column: str = "answer",
 ) -> tuple[list[Prompt], PromptReport]:
     """Render and encode every row; leave out, and count, what is longer than max_prompt_tokens."""
     prompts: list[Prompt] = []
@@ -79,7 +79,7 @@ def make_prompts(
             continue
         with_unknown += unknown_id is not None and unknown_id in token_ids
         columns = {name: value for name, value in row.items() if name != config.prompt_column}
-        prompts.append(Prompt(index, content, columns, token_ids, gold_column))
+        prompts.append(Prompt(index, content, columns, token_ids, answer_column))
     if not prompts:
         raise PromptError(
             f"prompts: none of the {len(rows)} prompts has at most max_prompt_tokens = {config.max_prompt_tokens} tokens; "

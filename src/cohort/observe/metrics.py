@@ -199,7 +199,7 @@ METRICS: tuple[Metric, ...] = (
     Metric("perf/engine_occupancy", "share", "rows that decoded ÷ slots, mean over decode steps", "above 0.7", "Slots stand empty: fewer of them, more prompts_per_step, or a limit on the few long completions that are waited for."),
     Metric("perf/engine_slots", "count", "completions that the engine decodes side by side", "constant", "Few, with memory to spare: raise sampling.slots."),
     Metric("perf/engine_decode_steps", "count", "times that all live rows decoded one token", "near rollout/tokens ÷ slots", "Far above: slots stand empty, see engine_occupancy.", reduce="sum"),
-    Metric("perf/engine_looks", "count", "times that the host waited for the device to see which rows have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token.", reduce="sum"),
+    Metric("perf/engine_checks", "count", "times that the host waited for the device to see which rows have finished", "far below decode_steps on a GPU", "Near decode_steps: the device waits for Python after every token.", reduce="sum"),
     Metric("perf/engine_prefills", "count", "batches of prompts that were run", "a few", "Many: prompts come in small batches; more slots.", reduce="sum"),
     Metric("perf/engine_graphs", "count", "CUDA graphs held", "constant after the first steps; 0 on a CPU, and where a step of the model makes the host wait", "Growing: shapes keep changing, and each is captured anew."),
     Metric("perf/engine_<figure>", "as counted", "what else the engine counted in its last call", "as its engine says", "Compare between runs of the same recipe."),

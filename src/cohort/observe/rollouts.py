@@ -4,7 +4,7 @@ step-<N>.parquet         every completion of a step
 index.bin                one short record for every completion of all steps, so that a search reads no parquet
 step-<N>.tokens.parquet  what the updates did to single tokens, for a few groups of a step
 
-A row of the first is one completion: prompt, text, end, reward parts, verdict, extracted answer, reference answer (`gold`), advantage, and
+A row of the first is one completion: prompt, text, end, reward parts, verdict, extracted answer, `reference_answer`, advantage, and
 the columns of its data row under their own names (`row/NAME` where the name is taken). Monitors get the same rows; the files also hold
 token ids and log-probs.
 
@@ -85,7 +85,7 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
         "reward": [outcome.reward for outcome in outcomes],
         "success": [outcome.success for outcome in outcomes],
         "extracted": [outcome.answer for outcome in outcomes],
-        "gold": read_by_prompt(prompts, lambda prompt: write_cell(prompt.gold)),
+        "reference_answer": read_by_prompt(prompts, lambda prompt: write_cell(prompt.reference_answer)),
         "advantage": list(advantages_N),
         "faults": [list(outcome.faults) for outcome in outcomes],
         "steps": [ENCODER.encode(outcome.steps) if outcome.steps else "[]" for outcome in outcomes],
@@ -140,7 +140,7 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
     """Write every completion of a step as one parquet file, atomically."""
     import pyarrow as pa
 
-    kinds = {"reward": pa.float64(), "success": pa.bool_(), "extracted": pa.string(), "gold": pa.string()}
+    kinds = {"reward": pa.float64(), "success": pa.bool_(), "extracted": pa.string(), "reference_answer": pa.string()}
     kinds |= {"faults": pa.list_(pa.string())}
     columns = {
         name: pa.array(values, kinds.get(name) or (pa.float64() if name.startswith("reward/") else None))

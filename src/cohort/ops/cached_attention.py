@@ -7,7 +7,7 @@ and then call the attention function named in their config; both are ours during
 - transformers builds no mask for our attention, and none is needed: the cache determines what a token may see;
 - rows have different lengths, so a module that asks the cache for a single length is refused.
 
-model/own_attention.py, which proves that a model runs with this attention, and engine/slot_cache.py rest on this.
+model/backbone.py, which proves that a model runs with this attention, and engine/decoders.py rest on this.
 """
 
 from __future__ import annotations

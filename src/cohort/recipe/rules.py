@@ -282,8 +282,8 @@ def reach_value(recipe: Recipe, word: str) -> Any:
     return value
 
 
-def gold_column(rewards: Sequence[RewardConfig]) -> str:
-    """The column that holds the right answer: the one that `answer` is fed from, by the part that decides success if it says so."""
+def find_answer_column(rewards: Sequence[RewardConfig]) -> str:
+    """The column of the reference answer: the one that fills `answer`, first of the part that decides success."""
     parts = sorted(rewards, key=lambda part: not part.outcome)
     return next((part.columns["answer"] for part in parts if "answer" in part.columns), "answer")
 

@@ -18,8 +18,8 @@ from cohort.algorithms.registry import SAMPLED, Choice
 from cohort.base.stopwatch import Stopwatch
 from cohort.errors import RecipeError
 from cohort.model.examples import Example, Examples, join_examples
+from cohort.model.frozen import Teacher
 from cohort.model.packing import Layouts
-from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.types import Completion, Rollout
 

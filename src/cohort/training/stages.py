@@ -19,7 +19,7 @@ from cohort.base.interrupts import InterruptedAgain, defer_interrupts
 from cohort.base.stopwatch import Laps, Stopwatch
 from cohort.base.text import write_count
 from cohort.engine import sample_groups
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
@@ -413,6 +413,6 @@ def record_tokens(run: Run, state: TrainState, batch: Batch, step: int, named: S
         return
     lengths_N = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
     chosen = choose_rows(groups, members, lengths_N, batch.advantages_N)
-    pieces, algorithm = run.policy.codec.pieces, run.recipe.algorithm
+    pieces, algorithm = run.policy.codec.token_texts, run.recipe.algorithm
     rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, pieces)
     write_tokens(run.folder.tokens_file(step), step, rows)

@@ -171,7 +171,7 @@ def find_outcome_verdicts(rollouts: Sequence[Rollout]) -> list[str]:
 
 def read_prompt(rollout: Rollout) -> dict[str, Any]:
     """Gold and texts of the prompt, as fields of JudgedText."""
-    prompt, gold = rollout.prompt, rollout.prompt.gold
+    prompt, gold = rollout.prompt, rollout.prompt.reference_answer
     text = None if gold is None or isinstance(gold, Mapping | list | tuple) else str(gold)
     asked = prompt.content if isinstance(prompt.content, str) else "\n".join(str(m.get("content")) for m in prompt.content)
     columns = "\n".join(str(value) for value in prompt.columns.values())

@@ -81,7 +81,9 @@ def find_other_numbers(rollouts: Sequence[Rollout], judged: Sequence[int]) -> tu
 
 def read_numbers(rollout: Rollout) -> tuple[float, float] | None:
     """(what was extracted, the gold) where both are plain numbers."""
-    texts = [simplify_answer(str(text)) for text in (rollout.outcome.answer, rollout.prompt.gold) if text is not None]
+    texts = [
+        simplify_answer(str(text)) for text in (rollout.outcome.answer, rollout.prompt.reference_answer) if text is not None
+    ]
     given = [float(text) for text in texts if NUMBER.fullmatch(text)]
     return (given[0], given[1]) if len(given) == 2 else None
 

@@ -77,7 +77,7 @@ class Monitor:
     def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
         """What the policy wrote in a step, after its metrics: a row per completion, as the files of rollouts/ have them, without tokens.
 
-        Called at step 1 and every `monitors.show_every` steps. {"prompt": ..., "completion": ..., "reward": 1.0, "gold": "46", ...}
+        Called at step 1 and every `monitors.show_every` steps. {"prompt": ..., "completion": ..., "reward": 1.0, "reference_answer": "46", ...}
         """
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:

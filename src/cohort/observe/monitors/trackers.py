@@ -16,7 +16,7 @@ from cohort.observe.monitors.base import Monitor, Watched, explain_not_installed
 
 ROWS_SENT = 64
 """Completions of a table at most: whole groups from the first on; all of them are in rollouts/."""
-COLUMNS = ("step", "group", "prompt", "completion", "reward", "success", "extracted", "gold", "advantage", "end")
+COLUMNS = ("step", "group", "prompt", "completion", "reward", "success", "extracted", "reference_answer", "advantage", "end")
 
 
 class Tracker(Monitor):
