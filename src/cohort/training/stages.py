@@ -413,6 +413,6 @@ def record_tokens(run: Run, state: TrainState, batch: Batch, step: int, named: S
         return
     lengths_N = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
     chosen = choose_rows(groups, members, lengths_N, batch.advantages_N)
-    pieces, algorithm = run.policy.codec.token_texts, run.recipe.algorithm
-    rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, pieces)
+    reader, algorithm = run.policy.codec.token_texts, run.recipe.algorithm
+    rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, reader)
     write_tokens(run.folder.tokens_file(step), step, rows)

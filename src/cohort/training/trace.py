@@ -122,11 +122,11 @@ def make_token_rows(
     trace: TokenTrace,
     updates: int,
     algorithm: AlgorithmConfig,
-    pieces: TokenTextReader,
+    reader: TokenTextReader,
 ) -> list[TokenRow]:
     """Rows of a token file. chosen: rollout -> number of its tokens to write."""
     place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
-    texts = pieces.read_texts([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
+    texts = reader.read_texts([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
     rows = []
     for (row, count), text in zip(chosen.items(), texts, strict=True):
         rollout, example = rollouts[row], examples[place_of[row]] if row in place_of else None
