@@ -248,10 +248,6 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
         "parameters": run.policy.num_parameters,
         "peak_memory_gib": round(measure_peak_memory(run.policy.device), 4),
     }
-    if state.products:
-        summary["products"] = state.products
-    if run.world.launched:
-        summary["ranks"] = run.world.size
     if written := [save.size for save in state.saves if save.size]:
         summary["saving"] = {
             "count": len(written),
@@ -259,12 +255,14 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
             "longest": round(max(save.seconds for save in state.saves), 3),
             "bytes": written[-1],
         }
-    if trusted := list_trusted_sources(run.recipe):
-        summary["trust_remote_code"] = trusted
-    if jail := run.rewards.jail:
-        summary["jail"] = jail
-    if state.stopped:
-        summary["stopped"] = state.stopped
+    others = {
+        "products": state.products,
+        "ranks": run.world.size if run.world.launched else 0,
+        "trust_remote_code": list_trusted_sources(run.recipe),
+        "jail": run.rewards.jail,
+        "stopped": state.stopped,
+    }
+    summary |= {name: value for name, value in others.items() if value}
     if state.best_step >= 0:
         summary["best"] = {"step": state.best_step, **describe_best(run.recipe, state)}
     return summary
