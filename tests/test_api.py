@@ -290,7 +290,7 @@ def test_monitors_from_python_watch_and_change_no_bit(model, capfd):
     assert watcher.stages == [("baseline evaluation", 0, 0), ("training", 2, 0), ("final evaluation", 0, 0)]
     assert watcher.ends == failing.ends == ["finished", "closed"]
     assert (
-        capfd.readouterr().err.count("Failing failed in on_metrics (ValueError: no room for this row). Training goes on") == 1
+        capfd.readouterr().err.count("Failing failed in on_metrics (ValueError: no room for this row). Training continues") == 1
     )
 
 

@@ -24,7 +24,7 @@ from cohort.model.examples import make_examples
 from cohort.model.packing import pack
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.monitors import build_monitors, drop_monitors
-from cohort.observe.report import write_report
+from cohort.observe.report.page import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.describe import describe_algorithm

@@ -603,7 +603,7 @@ def run_part(server: Server, texts: list[str], timeout_s: float = 5.0, **args: A
     completions = [Completion((1, 2), (0.0, 0.0), "stop", text) for text in texts]
     part = RewardPart("judge", judge, timeout_s=timeout_s, args={"endpoint": server.url, "model": "m", **args})
     with RewardRunner([part], max_fault_share=0.5) as runner:
-        assert runner._pool.pids == []
+        assert [place.worker.pid for place in runner._pool._places if place.worker] == []
         assert runner.find_unusable([*prompts, Prompt(9, "3+3?", {"answer": None}, (1,))]) == (
             {"judge": [(len(texts), "the rubric needs the column 'answer', which is empty")]} if "rubric" in args else {}
         )

@@ -283,10 +283,6 @@ class HelperPool(Pool[Worker]):
     def _start(self) -> Worker:
         return Worker(self.terminal, self._variables, self._folder)
 
-    @property
-    def pids(self) -> list[int]:
-        return sorted(place.worker.pid for place in self._places if place.worker is not None)
-
     def grow(self, size: int) -> None:
         """Start all workers now: starting takes time, and the calls of a step come all at once."""
         super().grow(size)
