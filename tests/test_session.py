@@ -378,7 +378,7 @@ def test_few_held_out_problems_are_said_in_the_first_lines():
     data = build.load_data(recipe, Materials(rows))
     assert len(data.sets["held_out"][1]) == 16
     assert data.notes[0].startswith(
-        "held_out: 16 of 50 prompts are held out, 13 more than fall below evaluation.held_out = 0.1 by their hash. Those 13 can move"
+        "held_out: 16 of 50 prompts are held out. Rows are split by hash (evaluation.held_out = 0.1); 13 were added to have enough, and can move"
     )
     problems = [Prompt(number, f"{number}+1=", {}, (1,)) for number in range(50)]
 

@@ -586,7 +586,7 @@ def test_an_installed_command_finds_modules_of_the_current_folder_last(tmp_path)
     assert run_installed(tmp_path, "test_rewards_zoo:good").splitlines()[0] == "1.0"  # not hidden by the file of that name
     said = run_installed(tmp_path, "my_floder_rewards:half")
     assert said.startswith("rewards.0.function: cannot import my_floder_rewards:half (ModuleNotFoundError: No module named")
-    assert f"and in the current folder, {tmp_path}." in said
+    assert f"and the current folder, {tmp_path}." in said
     assert len(said.splitlines()) == 1
 
 

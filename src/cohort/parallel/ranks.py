@@ -207,7 +207,7 @@ class Ranks(World):
             if isinstance(problem, CohortError) and not self.is_main:
                 with contextlib.suppress(RuntimeError):  # whether the main rank reports this error, or its own
                     self.store.wait([REPORTED], timedelta(seconds=REPORT_S))
-                    problem.told = True
+                    problem.reported = True
 
     def close(self) -> None:
         if not self.lost:
@@ -308,7 +308,7 @@ class Ranks(World):
             "silent)."
         )
         problem = RankError(self.lost)
-        problem.told = bool(gone) and any(rank not in gone for rank in range(self.rank))  # a lower rank reports it
+        problem.reported = bool(gone) and any(rank not in gone for rank in range(self.rank))  # a lower rank reports it
         for meeting in (self.meeting, self.meeting + 1):  # other ranks may still be at this exchange, or past it
             self._write_failure(meeting, problem)
         raise problem from cause
@@ -322,7 +322,7 @@ class Ranks(World):
     def _leave_to_main(self, problem: Exception) -> Exception:
         """Let only the main rank print an error that all ranks have; unexpected errors keep their traceback where they arose."""
         if isinstance(problem, CohortError):
-            problem.told = not self.is_main
+            problem.reported = not self.is_main
         return problem
 
 
