@@ -160,7 +160,7 @@ def try_architecture(kind: str) -> dict[str, Any]:
             model, tokenizer = load_pretrained(folder)
         row["attention"] = model.config._attn_implementation
         policy = Policy(model, tokenizer)
-        policy.hold_lengths(LONGEST_PROMPT + SAMPLED.max_completion_tokens)
+        policy.set_longest(LONGEST_PROMPT + SAMPLED.max_completion_tokens)
         row["training"] = "flat" if policy.attention_configs else "padded"
         engine, sentence = build_engine("auto", EngineSetup(model, policy.codec.decode, slots=5))
         row |= {"tier": engine.name, "words": short(sentence)}

@@ -435,8 +435,8 @@ def nbytes(tensors: Any, besides: Any = ()) -> int:
 def watch_the_run(watched: Watched) -> None:
     """Measure memory between the stages of the run, without changing results."""
     from cohort import loop
+    from cohort.engine.decoders import SlotCache
     from cohort.engine.local import LocalEngine
-    from cohort.engine.slot_cache import SlotCache
     from cohort.model.critic import Critic
     from cohort.model.optim import Optimizer
     from cohort.model.policy import Policy

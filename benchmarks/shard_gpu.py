@@ -125,11 +125,11 @@ def measure(case: str, shape: BenchShape, device: str) -> dict[str, Any]:
         if "hash" not in found:
             found["hash"] = hash_some(policy)
             if policy.shards is not None:
-                policy.shards.let_go()
+                policy.shards.free_gathered()
     found |= {"peak_gib": read_gib(device, peak=True), "seconds": round(min(seconds), 3)}
     found["tokens_per_second"] = round(rows * LENGTH / min(seconds))
     started = time.monotonic()
-    policy.hold_whole()
+    policy.gather_weights()
     wait(device)
     return found | {"gather_s": round(time.monotonic() - started, 3), "whole_gib": read_gib(device)}
 

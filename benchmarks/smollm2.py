@@ -170,7 +170,7 @@ class Bench:
         }  # fmt: skip
 
     def run_peer(self, name: str, stage: Stage, rate: float | None) -> dict[str, Any]:
-        from cohort.model.gguf import find_folder
+        from cohort.model.sources import find_folder
 
         folder = self.out / "trl" / name
         folder.mkdir(parents=True, exist_ok=True)

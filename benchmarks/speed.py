@@ -193,7 +193,7 @@ def read_recipe_sizes(name: str, work: Workload) -> tuple[BenchShape, Workload]:
 def read_config(source: str) -> Any:
     from transformers import AutoConfig
 
-    from cohort.model.gguf import find_folder
+    from cohort.model.sources import find_folder
 
     try:
         return AutoConfig.from_pretrained(find_folder(source)).get_text_config()

@@ -90,7 +90,7 @@ def test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs(wo
     assert len(table) == row["rollout/completions"] == 24
     expected = {
         "step", "group", "sample", "policy_version", "prompt_index", "prompt", "completion", "end", "reward", "success",
-        "length", "extracted", "gold", "advantage", "faults", "steps", "extras", "prompt_ids", "completion_ids", "sampling_logprobs",
+        "length", "extracted", "reference_answer", "advantage", "faults", "steps", "extras", "prompt_ids", "completion_ids", "sampling_logprobs",
         "reward/math_answer", "answer", "demonstration",
     }  # fmt: skip
     assert table[0].keys() == expected

@@ -220,7 +220,7 @@ def test_the_mlflow_monitor_is_made_by_a_recipe_and_told_everything(monkeypatch,
     monkeypatch.setitem(sys.modules, "mlflow", module)
     with build_monitors(recipe, tmp_path / "my-run") as monitors:
         monitors.on_metrics({"step": 3, "reward/mean": 0.5, "evidence": ["text"]})
-        monitors.on_rollouts(3, [{"prompt": "a", "completion": "b", "reward": 1.0, "success": True, "gold": "b"}])
+        monitors.on_rollouts(3, [{"prompt": "a", "completion": "b", "reward": 1.0, "success": True, "reference_answer": "b"}])
         monitors.on_evaluation({"step": 3, "sets": {"held_out": {"pass@1": {"value": 0.25}, "problems": 8}}})
         monitors.on_finish({"status": "finished"})
     assert monitors.failures == {}

@@ -7,16 +7,18 @@ those that no other file holds are below.
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
 from cohort.errors import EngineError, InvariantError
 from cohort.model.critic import NoCritic
 from cohort.model.scratch import build_scratch
-from cohort.ops.attention import check_plain_causal
+from cohort.ops.attention import register_attention
 from cohort.recipe.schema import ScratchConfig
 from cohort.training.experience import Models
 from cohort.training.rollouts import Collected, group_rollouts
@@ -41,7 +43,7 @@ LESSONS: dict[str, list[str]] = {
         "test_session.py::test_another_temperature_in_scoring_stops_the_run",
     ],
     "generation_config must not reach sampling; a group has distinct completions": [
-        "engine/test_engines.py::test_the_generation_config_has_no_say",
+        "engine/test_engines.py::test_the_generation_config_is_ignored",
         "test_lessons.py::test_the_generation_config_of_a_checkpoint_does_not_reach_a_run",
         "tools/test_doctor.py::test_the_demo_is_in_order",
     ],
@@ -53,7 +55,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "token in, token out; no second BOS": [
         "test_lessons.py::test_nothing_is_tokenised_while_training",
-        "model/test_chat.py::test_text_gets_one_bos_whoever_writes_it",
+        "model/test_chat.py::test_text_gets_exactly_one_bos",
         "model/test_chat.py::test_a_template_that_writes_bos_gets_no_second_one",
         "test_api.py::test_format_and_answer_rewards_on_chat_prompts",
     ],
@@ -134,7 +136,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "every odd return of a reward has a defined outcome": [
         "rewards/test_rewards_runner.py::test_one_bad_row_is_one_fault_and_unscored",
-        "rewards/test_rewards_runner.py::test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words",
+        "rewards/test_rewards_runner.py::test_a_malformed_reply_for_the_whole_batch_stops_the_run",
         "test_session.py::test_a_few_faults_are_counted_and_the_run_goes_on",
         "test_session.py::test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goes_on",
     ],
@@ -151,7 +153,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "prefilled <think> must not zero a format reward": [
         "verify/test_rewards_math.py::test_think_format",
-        "model/test_chat.py::test_prefilled_think_is_seen_in_the_rendered_prompt",
+        "model/test_chat.py::test_prefilled_think_is_detected_in_the_rendered_prompt",
     ],
     # Verifiers
     "a verifier that hangs is killed by the clock": [
@@ -160,8 +162,8 @@ LESSONS: dict[str, list[str]] = {
     ],
     "known wrong verdicts": ["verify/test_rewards_math.py::test_verdicts"],
     "an unparseable gold never earns a reward": [
-        "verify/test_rewards_math.py::test_unusable_gold_raises_and_is_shown",
-        "rewards/test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
+        "verify/test_rewards_math.py::test_an_unusable_reference_answer_raises_and_is_shown",
+        "rewards/test_rewards_runner.py::test_an_unusable_reference_answer_is_a_fault_of_its_row",
     ],
     "no verifier evaluates model text": ["rewards/test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
     # Runs
@@ -183,7 +185,7 @@ LESSONS: dict[str, list[str]] = {
         "observe/test_diagnosis.py::test_trigger",
         "observe/test_diagnosis.py::test_what_looks_bad_but_is_not",
     ],
-    "batch sizes in one unit": ["recipe/test_schema.py::test_words_of_other_tools_are_answered_with_ours"],
+    "batch sizes in one unit": ["recipe/test_schema.py::test_names_of_trl_are_answered_with_the_key_here"],
     "preflight": [
         "tools/test_doctor.py::test_the_demo_is_in_order",
         "tools/test_doctor.py::test_a_reward_that_no_reference_answer_satisfies",
@@ -207,8 +209,8 @@ LESSONS: dict[str, list[str]] = {
     ],
     "known wrong verdicts of Math-Verify": ["verify/test_math_pairs.py::test_every_row_of_the_table"],
     "an unusable gold earns nothing and is named at start": [
-        "verify/test_math_answer.py::test_unusable_golds_are_named_before_the_run",
-        "verify/test_math_answer.py::test_a_bomb_in_the_gold_scores_nobody",
+        "verify/test_math_answer.py::test_unusable_reference_answers_are_named_before_the_run",
+        "verify/test_math_answer.py::test_a_bomb_in_the_reference_answer_leaves_the_row_unscored",
         "rewards/test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
         "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
@@ -219,7 +221,7 @@ LESSONS: dict[str, list[str]] = {
         "rewards/test_gym_guards.py::test_an_audited_worker_never_compiles_hostile_text",
     ],
     "code is graded by plain values that the host compares": [
-        "verify/test_code_tests.py::test_no_cheat_earns_anything",
+        "verify/test_code_tests.py::test_no_cheat_scores",
         "verify/test_code_tests.py::test_expected_values_are_nowhere_in_the_jail",
         "verify/test_jail_hostile.py::test_a_sample_of_hostile_programs",
     ],
@@ -354,13 +356,17 @@ def test_attention_refuses_masks_and_arguments_it_does_not_honour():
     class Module:
         is_causal = True
 
-    query = torch.zeros(1, 1, 2, 4)
-    assert check_plain_causal(Module(), query, None, 0.0, None, None, {"position_ids": query}) == 0.5
+    query, scales = torch.zeros(1, 1, 2, 4), []
+    register_attention("cohort_test", lambda *arguments: scales.append(arguments[4]))
+    attend = functools.partial(AttentionInterface()["cohort_test"], Module(), query, query, query)
+    attend(None, position_ids=query)
+    assert scales == [0.5]
     with pytest.raises(EngineError, match="not plain causal"):
-        check_plain_causal(Module(), query, torch.zeros(2, 2), 0.0, None, None, {})
+        attend(torch.zeros(2, 2))
     with pytest.raises(EngineError, match="not plain causal"):
-        check_plain_causal(Module(), query, None, 0.1, None, None, {})
+        attend(None, dropout=0.1)
     with pytest.raises(EngineError, match="sinks"):
-        check_plain_causal(Module(), query, None, 0.0, None, None, {"s_aux": query})
+        attend(None, s_aux=query)
     with pytest.raises(EngineError, match="'novelty'"):
-        check_plain_causal(Module(), query, None, 0.0, None, None, {"novelty": 3})
+        attend(None, novelty=3)
+    assert len(scales) == 1

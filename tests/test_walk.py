@@ -100,7 +100,7 @@ HANDED = [
     (["model/packing.py:pack"], ["training/objective.py:weigh_tokens"]),  # the aggregation's token weights
     (
         ["ops/cached_attention.py:hidden_states", "ops/cached_attention.py:read_cache"],
-        ["engine/slot_cache.py:SlotCache.update", "engine/slot_cache.py:SlotCache.attend"],
+        ["engine/decoders.py:SlotCache.update", "engine/decoders.py:SlotCache.attend"],
     ),  # the slot cache inside the modules of transformers
     (
         ["ops/fused/training.py:FusedBackbone.prove"],
@@ -188,7 +188,7 @@ class Walk:
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory):
     """One run of the command line under the profiler. A thread stands where it was started."""
-    for module in ("transformers.models.llama.modeling_llama", "cohort.observe.report", "pyarrow.parquet", "pandas"):
+    for module in ("transformers.models.llama.modeling_llama", "cohort.observe.report.page", "pyarrow.parquet", "pandas"):
         importlib.import_module(module)  # what is imported under a profiler takes three times as long
     runs, made = tmp_path_factory.mktemp("walk"), Walk()
     start, run = threading.Thread.start, threading.Thread.run

@@ -311,6 +311,25 @@ def trl(place: Place) -> str:
 
 
 @check
+def verifier(place: Place) -> str:
+    """The wheel without its dependencies, in an empty environment: the first example of docs/verify.md, without torch."""
+    if place.given:
+        raise Skip("an existing environment is used")
+    folder = place.folder("verifier")
+    python = folder / "bare" / "bin" / "python"
+    place.run(sys.executable, "-m", "venv", folder / "bare", cwd=folder)
+    wheel = next(place.wheels.glob("cohort_rl-*.whl"))
+    place.run(python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", wheel, cwd=folder)
+    text = (place.clone / "docs" / "verify.md").read_text(encoding="utf-8")
+    block = re.findall(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)[0]
+    example = re.sub(r"^(cohort_verify\..*\)) +# (\[.*\])$", r"assert \1 == \2", block, flags=re.MULTILINE)
+    require(example.count("assert ") >= 3, "docs/verify.md has no example with values")
+    (folder / "example.py").write_text(f"{example}\nimport sys\nassert 'torch' not in sys.modules\n", encoding="utf-8")
+    place.run(python, "example.py", cwd=folder)
+    return f"{len(list(python.parent.parent.glob('lib/*/site-packages/*.dist-info')))} packages installed"
+
+
+@check
 def jail(place: Place) -> str:
     """Hostile programs given to code_tests in the jail: none is paid, and a canary folder stays as it was."""
     folder = place.folder("jail")

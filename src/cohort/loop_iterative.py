@@ -20,8 +20,8 @@ from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
 from cohort.loop import train
+from cohort.model.critic import add_prefix, select_prefix
 from cohort.model.optim import Adding
-from cohort.model.scalar_head import add_prefix, select_prefix
 from cohort.training.checkpoint import fill_folder
 from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import LearnedScorer, RewardModel
@@ -46,7 +46,7 @@ class LearnedReward:
 
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         kept, document = self.replay.state()
-        weights = self.model.weights.make_whole(self.before_fit) if self.before_fit else self.model.weights.tensors()
+        weights = self.model.weights.gather_tensors(self.before_fit) if self.before_fit else self.model.weights.tensors()
         return add_prefix(weights, MODEL) | add_prefix(kept, REPLAY), {"replay": document, "metrics": self.metrics}
 
     def load_state(self, tensors: Mapping[str, Tensor], document: Mapping[str, Any]) -> None:
@@ -90,7 +90,7 @@ def begin_iteration(run: TrainingRun, state: TrainState, learned: LearnedReward,
     settings, seed, started = run.recipe.reward_model, run.recipe.seed, time.monotonic()
     fresh = label_fresh_rollouts(run, state, iteration)
     data = learned.replay.mix(fresh, settings.replay_share, seed, iteration)
-    learned.before_fit = learned.model.weights.copy_held()
+    learned.before_fit = learned.model.weights.copy_masters()
     run.monitors.on_message(
         f"iteration {iteration} of {settings.iterations}: fitting the reward model on {len(data)} completions"
     )

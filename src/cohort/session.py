@@ -92,7 +92,8 @@ class Session:
     def __init__(
         self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
     ):
-        from cohort.observe.monitors import Monitors, build_monitors
+        from cohort.observe.monitors import build_monitors
+        from cohort.observe.monitors.base import Monitors
 
         self.world, self.started = world, time.monotonic()
         recipe = resolve_recipe(recipe)
@@ -179,7 +180,7 @@ class Session:
         launch.compare_ranks(self.world, lambda: launch.list_run_facts(recipe, policy.model, encoded, threads * exact))
         self._notify(*launch.describe_ranks(self.world, policy.device, threads, exact, self.saved.get("threads")))
         products = build.settle_products(recipe, policy, self.saved.get("products", ""), self.folder)
-        policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
+        policy.set_longest(build.find_longest_sequence(recipe, encoded, sampling))
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
         state = self._make_or_restore_state(policy, weights, encoded, stream)
@@ -217,7 +218,7 @@ class Session:
     def _make_or_restore_state(
         self, policy: Policy, weights: MasterWeights, encoded: EncodedData, stream: PromptStream
     ) -> TrainState:
-        from cohort.model.lora import digest_base
+        from cohort.model.frozen import digest_base
         from cohort.training import resume_checks
         from cohort.training.run import make_optimizer
         from cohort.training.state import TrainState
@@ -334,7 +335,7 @@ class Session:
     def _finish(self, status: str, run: Run | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
-        from cohort.observe.report import write_report
+        from cohort.observe.report.page import write_report
         from cohort.training.stages import describe_end
 
         if run:

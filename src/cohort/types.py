@@ -34,7 +34,7 @@ class Prompt:
     columns: Mapping[str, Any]
     """The other columns of the row; reward functions receive them by name."""
     token_ids: tuple[int, ...]
-    gold_column: str = "answer"
+    answer_column: str = "answer"
     """The column with the reference answer."""
 
     @property
@@ -42,9 +42,9 @@ class Prompt:
         return not isinstance(self.content, str)
 
     @property
-    def gold(self) -> Any:
+    def reference_answer(self) -> Any:
         """The reference answer, or None."""
-        return self.columns.get(self.gold_column)
+        return self.columns.get(self.answer_column)
 
 
 @dataclass(frozen=True, slots=True)

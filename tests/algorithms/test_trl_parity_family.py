@@ -19,7 +19,7 @@ from torch import Tensor
 
 from cohort.algorithms.advantages import batch_whitened
 from cohort.model.examples import Example, make_examples
-from cohort.model.teacher import Teacher
+from cohort.model.frozen import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import TeacherConfig
 from cohort.training.credit import score_with_teacher

@@ -28,7 +28,7 @@ from cohort.model.critic import NoCritic
 from cohort.model.examples import Example
 from cohort.observe.diagnosis import signs as hacking
 from cohort.observe.diagnosis.checks import FindingWatch
-from cohort.observe.monitors import Monitors
+from cohort.observe.monitors.base import Monitors
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.monitors.jsonl import JsonlMonitor
 from cohort.observe.rollouts import append_rows
@@ -189,8 +189,8 @@ def test_rollouts_come_back_from_the_file_as_they_were(work: Work, tmp_path: Pat
             "success": one.outcome.success,
             "length": one.completion.length,
             "extracted": one.outcome.answer,
-            "gold": one.prompt.gold,
-            "answer": one.prompt.gold,
+            "reference_answer": one.prompt.reference_answer,
+            "answer": one.prompt.reference_answer,
             "advantage": 0.25 * place,
             "faults": list(one.outcome.faults),
             "steps": json.dumps([list(step) for step in one.outcome.steps]),

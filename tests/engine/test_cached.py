@@ -1,4 +1,4 @@
-"""The engine over transformers' own cache, against the slow one: architectures that the local engine refuses."""
+"""The cached engine against the reference engine, for architectures that the local engine refuses."""
 
 import pytest
 import torch
@@ -7,8 +7,7 @@ from test_engines import SIZES, TRAIN, flat, make_model, make_prompts, plain_log
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from cohort.engine import build_engine, sample_groups, slot_engine
-from cohort.engine.cache_rows import CacheRows
-from cohort.engine.cached import CachedEngine
+from cohort.engine.cached import CachedEngine, CacheRows
 from cohort.engine.hf import HFEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.errors import EngineError
@@ -51,8 +50,8 @@ def tiny(family):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_it_samples_what_the_slow_engine_samples_and_the_trainer_scores(family):
-    """Ragged prompts, more completions than slots, so that rows end, join and move. Prompts that read padding would show it."""
+def test_it_samples_the_same_as_the_reference_engine_and_as_the_trainer_scores(family):
+    """Prompts of different lengths and more completions than slots, so that rows end, join and move; reading padding would show."""
     model, prompts, wanted = tiny(family), make_prompts(5), sampling(group_size=3, max_completion_tokens=8)
     engine, sentence = build_engine("auto", EngineSetup(model, text_of, slots=4))
     assert engine.name == "cached", sentence
@@ -81,7 +80,7 @@ def test_it_samples_what_the_slow_engine_samples_and_the_trainer_scores(family):
 
 
 def test_prompts_are_run_without_padding_and_once_per_group():
-    """A recurrent state that has read padding is another state, and no mask of attention helps."""
+    """Reading padding changes a recurrent state, and an attention mask does not help."""
     model, prompts = tiny("Qwen3Next"), make_prompts(6)
     engine, shapes = CachedEngine(EngineSetup(model, text_of, 32)), []
     hook = model.model.register_forward_pre_hook(
@@ -94,7 +93,7 @@ def test_prompts_are_run_without_padding_and_once_per_group():
     assert [tuple(ids.shape) for ids in shapes[-2:]] == [(24, 1), (24, 1)], "all completions decode together"
 
 
-def test_rows_of_one_length_decode_together_where_filling_would_move_chunks():
+def test_rows_of_one_length_decode_together_if_padding_would_move_chunks():
     model, prompts = tiny("Llama4Text"), make_prompts(4)
     engine = CachedEngine(EngineSetup(model, text_of, 32))
     assert "chunks of 8 tokens" in engine.describe()
@@ -108,7 +107,7 @@ def test_rows_of_one_length_decode_together_where_filling_would_move_chunks():
     assert len(shapes) == 3 * len(lengths), "a prefill and two steps for each length"
 
 
-def test_a_backbone_that_adds_up_in_float32_is_served_in_bfloat16():
+def test_a_backbone_with_float32_sums_is_served_in_bfloat16():
     model = tiny("Mamba").bfloat16()
     # Without oneDNN: some virtual machines advertise bfloat16 instructions that end the process when executed.
     with torch.backends.mkldnn.flags(enabled=False), torch.no_grad():
@@ -119,7 +118,7 @@ def test_a_backbone_that_adds_up_in_float32_is_served_in_bfloat16():
     assert all(logprob <= 0.0 for one in flat(groups) for logprob in one.sampling_logprobs)
 
 
-def test_slots_follow_the_memory_that_rows_would_take(monkeypatch):
+def test_slots_follow_the_memory_of_a_row(monkeypatch):
     engine = CachedEngine(EngineSetup(tiny("Bloom"), text_of))
     # Two layers of 4 heads of 8, keys and values, float32, in up to three copies; the sampler's arrays beside.
     slot_bytes = 3 * 40 * 2 * 2 * 32 * 4 + 4 * slot_engine.SAMPLER_FLOATS * 64
@@ -130,18 +129,18 @@ def test_slots_follow_the_memory_that_rows_would_take(monkeypatch):
         engine.choose_slots(40)
 
 
-def test_what_keeps_no_cache_falls_to_the_slow_engine_with_both_reasons():
+def test_a_model_without_a_cache_uses_hf_with_both_reasons():
     torch.manual_seed(0)
     config = transformers.RwkvConfig(vocab_size=64, hidden_size=32, num_hidden_layers=2, context_length=64)
     engine, sentence = build_engine("auto", EngineSetup(AutoModelForCausalLM.from_config(config).eval(), text_of))
     assert engine.name == "hf"
     assert "Not local: RwkvForCausalLM: its layers carry a recurrent state" in sentence
-    assert "Not cached: RwkvForCausalLM: it keeps no cache that could be taken apart" in sentence
+    assert "Not cached: RwkvForCausalLM: its cache cannot be separated into rows" in sentence
     assert "a hundredth of cached's speed" in sentence
 
 
 def test_a_cache_that_does_not_give_the_plain_forward_is_refused(monkeypatch):
-    """Positions that count from the last token: every step is wrong, and only the run shows it."""
+    """Positions that count from the last token: every step is wrong, which only the run shows."""
     model = make_model()
     rotary = model.model.rotary_emb
     forward = rotary.forward
@@ -153,7 +152,7 @@ def test_a_cache_that_does_not_give_the_plain_forward_is_refused(monkeypatch):
 # -- rows of a cache ---------------------------------------------------------------------------------------------------
 
 
-def test_rows_are_filled_up_cut_joined_and_moved():
+def test_rows_are_padded_cut_joined_and_moved():
     config = transformers.Gemma2Config(**{**SIZES, "sliding_window": 4})
 
     def rows(count, length, value):

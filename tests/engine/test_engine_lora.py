@@ -27,7 +27,7 @@ WANTED = sampling(group_size=4)
 
 
 def move(model: Any, spread: float = 0.1, seed: int = 0) -> None:
-    """An update in place, as an optimizer makes it."""
+    """An update in place, as by an optimizer."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for value in lora.adapter_parameters(model).values():
@@ -42,7 +42,7 @@ def make_adapted(family: str = "Llama", **settings: Any) -> Any:
 
 
 def compare_with_modules(model: Any, engine: Any) -> list[Any]:
-    """What the engine samples must be what the modules sample; gives it."""
+    """Assert that the engine samples the same as the modules; returns it."""
     prompts = make_prompts(6)
     slow = LocalEngine(EngineSetup(model, text_of, kernels="modules"))
     found, expected = (sample_groups(one, prompts, WANTED, TRAIN) for one in (engine, slow))
@@ -55,7 +55,7 @@ def compare_with_modules(model: Any, engine: Any) -> list[Any]:
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 @pytest.mark.parametrize("settings", [{}, {"targets": ["q_proj"]}, {"rank": 48}, {"rank": 1, "alpha": 0.3}])
-def test_own_code_samples_what_pefts_modules_sample(family: str, settings: dict[str, Any]) -> None:
+def test_own_code_samples_the_same_as_pefts_modules(family: str, settings: dict[str, Any]) -> None:
     model = make_adapted(family, **settings)
     engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
     assert engine.fused is not None
@@ -94,7 +94,7 @@ def set_other_base(model: Any) -> None:
 
 
 def turn_adapters(model: Any) -> None:
-    """B as a decomposition gives it: by columns."""
+    """B in column order, as from a decomposition."""
     for layer in lora.list_lora_layers(model).values():
         weight = layer.lora_B["default"].weight
         weight.data = weight.detach().flip(0).t().contiguous().t()
@@ -113,7 +113,7 @@ def set_other_norms(model: Any) -> None:
 @pytest.mark.parametrize("change", [set_other_base, turn_adapters, take_adapter_off, set_other_norms])
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_other_parameters_and_layers_are_seen_by_the_next_call(family: str, change: Callable[[Any], None]) -> None:
-    """By sampling and by training, neither of which may go on with what the model no longer has."""
+    """For sampling and for training: neither may continue with parameters that the model no longer has."""
     model = make_adapted(family)
     engine = LocalEngine(EngineSetup(model, text_of, kernels="fused"))
     modules, own = ModuleBackbone(model.base_model, attention_configs(model)), FusedBackbone(model)

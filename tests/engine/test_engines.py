@@ -1,4 +1,4 @@
-"""Engine against engine: the fast one must give what the slow and obvious one gives, or refuse by name."""
+"""Engine against engine: the fast engine must give the same as the reference engine, or refuse with the reason."""
 
 import gc
 import math
@@ -21,15 +21,15 @@ from cohort.engine import build_engine, graphs, make_requests, sample_groups, sl
 from cohort.engine import local as local_engine_module
 from cohort.engine import scheduler as decoding
 from cohort.engine.cached import CachedEngine
+from cohort.engine.decoders import prove_local
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
 from cohort.engine.sampling import choose_tokens, cut_candidates
-from cohort.engine.support import prove_local
 from cohort.errors import EngineError, ModelError
+from cohort.model.architecture import hold_frequencies
+from cohort.model.backbone import explain_not_own_attention
 from cohort.model.head import split
-from cohort.model.own_attention import explain_not_own_attention
-from cohort.model.rotary import hold_frequencies
 from cohort.ops import cached_attention
 from cohort.ops.products import STEADY_ROWS
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -97,7 +97,7 @@ def plain_logits(model, prompt, completion):
 
 
 def compare_greedy(model, prompts, wanted, slots):
-    """Number of prompts whose greedy completions differ; each must have a near-tie where they part."""
+    """Number of prompts whose greedy completions differ; each must have a near-tie where they diverge."""
     fast, slow = LocalEngine(EngineSetup(model, text_of, slots)), HFEngine(EngineSetup(model, text_of))
     different = 0
     for prompt, (ours,), (theirs,) in zip(
@@ -159,7 +159,7 @@ MIXTURES = {
 @pytest.mark.parametrize("kind", [LocalEngine, CachedEngine])
 @pytest.mark.parametrize("family", MIXTURES)
 def test_a_mixture_of_experts_is_sampled_as_it_is_scored(family, kind):
-    """A token's experts are chosen by its own state, whatever stands beside it: 2e-6 nats at most in float32, no token parted."""
+    """A token's experts depend only on its own state, not on the batch: at most 2e-6 nats in float32, and no other token."""
     model, prompts = make_model(family, **MIXTURES[family]), make_prompts(6)
     wanted = sampling(group_size=3, max_completion_tokens=10)
     ours = sample_groups(kind(EngineSetup(model, text_of, slots=5)), prompts, wanted, TRAIN)
@@ -208,8 +208,8 @@ def test_greedy_logprobs_are_at_temperature_one():
 
 @ALL
 @pytest.mark.parametrize("cuts", [{}, {"top_k": 5, "top_p": 0.8}])
-def test_a_greedy_completion_beside_sampled_ones_is_the_one_of_a_greedy_call(kind, cuts):
-    """Token for token; on the local engine bit for bit, and so are the sampled ones. 3 slots: greedy rows change their place."""
+def test_a_greedy_completion_among_sampled_ones_equals_that_of_a_greedy_call(kind, cuts):
+    """Token for token; on the local engine bit for bit, and so are the sampled ones. 3 slots, so that greedy rows move."""
     model, prompts = make_model(), make_prompts(9)
     engine = kind(EngineSetup(model, text_of, slots=3))
     wanted = sampling(group_size=2, temperature=0.7, **cuts)
@@ -307,7 +307,7 @@ def test_next_tokens_by_hand():
     assert logprobs.tolist() == pytest.approx([math.log(0.1), math.log(0.9)])
 
 
-def test_cuts_keep_the_right_candidates_and_leave_logprobs_alone():
+def test_cuts_keep_the_right_candidates_and_do_not_change_logprobs():
     probs = torch.tensor([[0.1, 0.5, 0.05, 0.35]])
     kept = lambda **cuts: torch.isfinite(cut_candidates(probs.log(), **{"top_k": 0, "top_p": 1.0, **cuts}))[0].tolist()  # noqa: E731
     assert kept() == [True] * 4
@@ -359,7 +359,7 @@ def test_ends(kind):
 
 
 def test_padding_is_no_token():
-    """pad == eos == 0, and prompts that hold this very id: nothing may be inferred from ids."""
+    """pad == eos == 0, and prompts that contain this id: nothing may be inferred from ids."""
     model = make_model(pad_token_id=0, eos_token_id=0)
     prompts = [Prompt(at, "", {}, ids) for at, ids in enumerate([(0,), (0, 0, 7, 0), (9, 8, 0), (4, 5, 6, 7, 8, 9, 10)])]
     wanted = sampling(group_size=3, stop_ids=(0,), temperature=1.5)
@@ -379,8 +379,8 @@ def test_one_token_and_no_prompts():
 @pytest.mark.parametrize("slots", [1, 3, 20])
 @pytest.mark.parametrize("kernels", ["auto", "modules"])
 @pytest.mark.parametrize("longest", [1, 12])
-def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longest):
-    """The scheduler as it runs on a GPU: several steps to a look, rows that are done and come along, buckets of rows."""
+def test_delayed_checks_change_nothing(monkeypatch, kernels, slots, longest):
+    """The scheduler as on a GPU: several steps between checks, finished rows in a step, buckets of rows."""
 
     class Elsewhere(decoding.Decoding):
         def __init__(self, *args):
@@ -400,7 +400,7 @@ def test_looks_that_lag_behind_change_nothing(monkeypatch, kernels, slots, longe
     for one, other in zip(flat(found), flat(expected), strict=True):
         assert np.allclose(one.sampling_logprobs, other.sampling_logprobs, atol=1e-5)
     if longest > 1:
-        assert engine.last["looks"] < plain.last["looks"]
+        assert engine.last["checks"] < plain.last["checks"]
 
 
 def test_rows_are_copied_in_parts_of_bounded_size(monkeypatch):
@@ -428,7 +428,7 @@ def test_occupancy_is_the_share_of_slots_that_decode():
 
 @pytest.mark.parametrize("limits", [[3, 3], [3, 0, 3, 3]])
 def test_a_limit_for_every_completion(limits):
-    with pytest.raises(EngineError, match="limits: 4 of at least 1"):
+    with pytest.raises(EngineError, match="limits: expected 4 values of at least 1"):
         LocalEngine(EngineSetup(make_model(), text_of, 2)).generate(
             make_requests(make_prompts(2), 2), sampling(), TRAIN, limits=limits
         )
@@ -437,7 +437,7 @@ def test_a_limit_for_every_completion(limits):
 class EagerSteps:
     """What graphs.GraphedSteps does, without graphs."""
 
-    def __init__(self, watched=True):
+    def __init__(self, detect_waits=True):
         self.step, self.graphs = None, {}
 
     def run(self, rows, times):
@@ -447,7 +447,7 @@ class EagerSteps:
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
-    """A ring of references is memory that training cannot have until Python happens to look for rings."""
+    """A reference cycle keeps memory from training until the garbage collector runs."""
     monkeypatch.setattr(local_engine_module, "GraphedSteps", EagerSteps)
     engine = LocalEngine(EngineSetup(make_model(), text_of, 4))
     engine.cuda_graphs = True
@@ -467,6 +467,23 @@ def test_nothing_holds_the_cache_once_a_call_is_over(monkeypatch, fails):
         assert cache() is None
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("captured", [{}, {1: None}])
+def test_a_concurrent_engine_tries_graphs_before_other_work_starts(monkeypatch, captured):
+    """Later the check for waits would also report those of other threads."""
+
+    class TrialSteps(EagerSteps):
+        def __init__(self, detect_waits=True):
+            super().__init__(detect_waits)
+            self.graphs = captured
+
+    monkeypatch.setattr(local_engine_module, "GraphedSteps", TrialSteps)
+    monkeypatch.setattr(local_engine_module, "has_kernels", lambda device: True)
+    engine = LocalEngine(EngineSetup(make_model(), text_of, 4, concurrent=True))
+    assert (engine.cuda_graphs, engine.detects_waits, engine.workspace) == (bool(captured), False, None)
+    alone = LocalEngine(EngineSetup(make_model(), text_of, 4))
+    assert (alone.cuda_graphs, alone.detects_waits, alone.last) == (True, True, {})
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -515,7 +532,7 @@ def test_everything_is_put_back_after_an_exception():
 
 
 @ALL
-def test_the_generation_config_has_no_say(kind):
+def test_the_generation_config_is_ignored(kind):
     model, prompts = make_model(), make_prompts(5)
     wanted = sampling(group_size=4)
     before = sample_groups(kind(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
@@ -594,7 +611,7 @@ REFUSED = {
 
 
 def why_not_local(model) -> str:
-    """Why the engine refuses a model; "" where it serves it. Training must come to the same verdict on our attention."""
+    """Why the engine refuses a model; "" if it serves it. Training must make the same decision about our attention."""
     try:
         own = explain_not_own_attention(model, split(model))
     except ModelError as problem:  # such a model never becomes a policy
@@ -631,7 +648,7 @@ def test_what_is_not_exact_is_refused_by_name_and_auto_falls_back(family):
 
 
 def test_the_proof_finds_a_forward_that_the_cache_does_not_reproduce():
-    """Position ids ignored by the rotary table: no config says so, only the run shows it."""
+    """Position ids ignored by the rotary table: only the run shows it, not the config."""
     model = make_model()
     rotary = model.model.rotary_emb
     forward = rotary.forward
@@ -639,8 +656,8 @@ def test_the_proof_finds_a_forward_that_the_cache_does_not_reproduce():
     assert "differ from its plain forward" in why_not_local(model)
 
 
-def test_a_window_that_only_the_mask_knows_is_refused():
-    """4096 tokens are far beyond the proof's few; the layers must ask for what the config says."""
+def test_a_window_that_is_only_in_the_mask_is_refused():
+    """The proof is much shorter than 4096 tokens, so the layers must ask for the window of the config."""
     model = make_model("Mistral", sliding_window=4096)
     assert why_not_local(model) == ""
     for layer in model.model.layers:
@@ -649,7 +666,7 @@ def test_a_window_that_only_the_mask_knows_is_refused():
     assert "sliding window of 4096" in why_not_local(model)
 
 
-def test_build_engine_says_which():
+def test_build_engine_names_the_engine():
     model = make_model()
     for name, expected in (("auto", "local"), ("local", "local"), ("hf", "hf")):
         engine, sentence = build_engine(name, EngineSetup(model, text_of))
@@ -676,7 +693,7 @@ def test_non_finite_logits_are_an_error(kind):
     engine = kind(EngineSetup(model, text_of))
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
-    with pytest.raises(EngineError, match="not finite"):
+    with pytest.raises(EngineError, match="NaN or infinite"):
         sample_groups(engine, make_prompts(2), sampling(), TRAIN)
 
 
@@ -685,7 +702,7 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
     engine = LocalEngine(EngineSetup(make_model(), text_of, kernels=kernels))
     element = 4 if engine.compiled else 8  # float64 on a CPU, unless compiled attention widens float32 as it reads
     kv_bytes = 2 * 40 * element * 2 * (2 * 8)  # keys and values, 40 tokens, 2 layers, 2 kv heads of 8
-    decoder = engine._make_workspace(40, 1, sampling()).decoder
+    decoder = engine._make_workspace(40, 1, sampling(), 40).decoder
     held = decoder.cache.blocks.keys[0] if kernels == "modules" else decoder.decoder.cache
     assert held.element_size() == element
     slot_bytes = kv_bytes + 4 * 6 * VOCAB
@@ -699,8 +716,8 @@ def test_slots_are_chosen_from_free_memory(monkeypatch, kernels):
         sample_groups(engine, make_prompts(1), sampling(max_completion_tokens=40), TRAIN)
 
 
-def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
-    """A run fixes its number of slots at its start; optimizer states and a reference come later."""
+def test_requested_slots_that_no_longer_fit_are_reduced(monkeypatch):
+    """A run chooses its slots at the start; optimizer states and a reference are allocated later."""
     model, prompts, wanted = make_model(), make_prompts(6), sampling(group_size=2)
     engine = LocalEngine(EngineSetup(model, text_of, 12))
     expected = sample_groups(engine, prompts, wanted, TRAIN)
@@ -715,7 +732,7 @@ def test_slots_asked_for_that_do_not_fit_any_more_are_fewer(monkeypatch):
         sample_groups(engine, prompts, wanted, TRAIN)
 
 
-def test_a_kept_workspace_serves_what_fits_into_it_and_nothing_else():
+def test_a_kept_workspace_serves_only_calls_that_fit():
     wanted = sampling()
     kept = decoding.Workspace(None, None, None, 8, 8, 64, 20, wanted, ("here",))
     assert kept.can_serve(8, 64, 20, wanted, ("here",))
@@ -739,7 +756,7 @@ def test_own_kernels_that_do_not_run_here_are_a_reason(monkeypatch):
 
 
 def pretend_graphs(monkeypatch):
-    """torch.cuda as far as graphs.py goes: a capture takes no step, a replay takes one."""
+    """A fake torch.cuda for graphs.py: a capture takes no step, a replay takes one."""
 
     @contextmanager
     def nothing(*args, **kwargs):
@@ -766,7 +783,7 @@ def pretend_graphs(monkeypatch):
 
 @pytest.mark.parametrize("waits", [0, 1, 99])
 def test_steps_that_make_the_host_wait_are_not_captured(monkeypatch, waits):
-    """As many steps are taken as were asked for, whether they are captured or not."""
+    """The requested number of steps is taken, captured or not."""
     modes, capturing = pretend_graphs(monkeypatch)
     steps, taken, left = graphs.GraphedSteps(), [], [waits]
 
@@ -811,7 +828,7 @@ def test_rotary_frequencies_that_depend_on_length_limit_the_cache():
     with pytest.raises(EngineError, match="beyond 24"):
         sample_groups(LocalEngine(EngineSetup(model, text_of)), prompts, long, TRAIN)
     # Held still for the longest sequence of a run, every engine and the trainer see one policy, on both sides of 24 tokens.
-    assert "beyond 24 tokens and this run reaches 40" in hold_frequencies(model, 40)
+    assert "beyond 24 tokens, and this run reaches 40" in hold_frequencies(model, 40)
     slow = flat(sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, long, TRAIN))
     lengths = {len(prompt.token_ids) + len(one.token_ids) for prompt, one in zip(prompts * 2, slow, strict=True)}
     assert min(lengths) <= 24 < max(lengths)

@@ -1,4 +1,4 @@
-"""The local engine on CUDA: own kernels and graphs against the modules of transformers, and both against the slow engine."""
+"""The local engine on CUDA: own kernels and graphs against the modules of transformers, and both against the reference engine."""
 
 import gc
 import math
@@ -71,7 +71,7 @@ def share_equal(ours, theirs):
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_way_to_decode_gives_the_tokens_of_the_slow_engine(family, temperature):
-    """float32, few slots and many completions, so that rows finish, are refilled and move; near-ties may part."""
+    """float32, few slots and many completions, so that rows finish, are refilled and move; near-ties may diverge."""
     model, prompts, wanted = make_model(family), make_prompts(20), sampling(temperature=temperature)
     slow = sample_groups(HFEngine(EngineSetup(model, text_of)), prompts, wanted, TRAIN)
     assert len({len(completion.token_ids) for completion in flat(slow)}) > 5, "lengths must be ragged to prove anything"
@@ -181,7 +181,7 @@ def test_top_p_is_sampled_in_plain_torch_and_still_captured():
 
 @pytest.mark.parametrize("graphs", [True, False])
 def test_experts_decode_whether_or_not_their_steps_can_be_captured(graphs):
-    """Where routing makes the host wait, steps are launched one by one; the tokens are the same."""
+    """If routing makes the host wait, steps are launched one by one; the tokens are the same."""
     torch.manual_seed(0)
     config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     model, prompts, wanted = AutoModelForCausalLM.from_config(config).eval().to("cuda"), make_prompts(12), sampling()
@@ -221,7 +221,7 @@ def test_a_workspace_that_is_not_kept_leaves_no_memory_behind(monkeypatch):
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_completions_continued_from_their_own_prefix(graphs):
-    """Half of each completion, run as a prompt: other sums than decoding it, so near-ties may part."""
+    """Half of each completion, run as a prompt: other sums than in decoding, so near-ties may diverge."""
     model, prompts, wanted = make_model(), make_prompts(16), sampling(group_size=4)
     engine, requests = LocalEngine(EngineSetup(model, text_of, 24, cuda_graphs=graphs)), make_requests(prompts, 4)
     whole, seen = engine.generate(requests, wanted, TRAIN), []

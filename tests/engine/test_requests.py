@@ -1,4 +1,4 @@
-"""Requests: completions continued from a prefix, handed back as they finish, and engines found by name."""
+"""Requests: completions continued from a prefix, reported as they finish, and engines found by name."""
 
 from dataclasses import replace
 
@@ -31,7 +31,7 @@ def continued(requests: list[Request], whole: list[Completion], counts: list[int
 @pytest.mark.parametrize(("kind", "slots"), [(HFEngine, 0), (LocalEngine, 3), (LocalEngine, 64), (CachedEngine, 3)])
 @pytest.mark.parametrize("temperature", [1.0, 0.0])
 def test_a_completion_continued_from_its_own_prefix_is_the_uninterrupted_one(kind, slots, temperature):
-    """Prefixes of every length, among them none and whole ones; near-ties aside, and there are none here."""
+    """Prefixes of every length, including none and complete ones. There are no near-ties here."""
     model, prompts, wanted = make_model(), make_prompts(5), sampling(group_size=4, temperature=temperature)
     engine = kind(EngineSetup(model, text_of, slots)) if slots else kind(EngineSetup(model, text_of))
     requests = make_requests(prompts, 4, first_draw=3)
@@ -68,7 +68,7 @@ def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
 
 @ALL
 def test_noise_may_begin_at_a_later_position(kind):
-    """A later turn: the conversation so far is the prompt, and its completion takes the noise behind the turns before."""
+    """A later turn: the conversation is the prompt, and its completion continues the noise of the earlier turns."""
     model, (prompt,), wanted = make_model(), make_prompts(1), sampling(stop_ids=(), max_completion_tokens=8)
     engine = kind(EngineSetup(model, text_of))
     (whole,) = engine.generate([Request(prompt, 4, 1)], wanted, TRAIN)
@@ -121,9 +121,9 @@ def test_the_versions_of_a_prefix_are_kept_and_the_engine_adds_its_own(kind):
 @ALL
 def test_requests_that_say_too_little(kind):
     (prompt,), engine = make_prompts(1), kind(EngineSetup(make_model(), text_of))
-    with pytest.raises(EngineError, match="the prefix has 2 tokens and 1 log-probs"):
+    with pytest.raises(EngineError, match="the prefix has 2 tokens but 1 log-probs"):
         engine.generate([Request(prompt, 0, 0, Completion((7, 8), (0.0,), "length", ""))], sampling(), TRAIN)
-    with pytest.raises(EngineError, match="cannot begin at -1"):
+    with pytest.raises(EngineError, match="noise position -1"):
         engine.generate([Request(prompt, 0, 0, position=-1)], sampling(), TRAIN)
 
 
@@ -155,7 +155,7 @@ def test_what_an_engine_says_of_itself(kind):
 
 
 def make_echo(setup):
-    """What an engine in a file of its own would offer: the maker that its line in the table names."""
+    """An engine in a separate file: the constructor function named in the table."""
     return Echo(setup.slots), "engine echo: says what it is told"
 
 

@@ -1,4 +1,4 @@
-"""Programs that use up what they are given: time, memory, disk, output.
+"""Programs that exhaust their limits: time, memory, disk, output.
 
 Each bomb stops by itself well above its limit, so that a jail with a hole in it costs a test and not the machine.
 """

@@ -1,4 +1,4 @@
-"""Programs that want a verdict they have not earned: forged replies, values that lie, a patched runner, an early exit."""
+"""Programs that forge their verdict: forged replies, values that lie, a patched runner, an early exit."""
 
 from __future__ import annotations
 

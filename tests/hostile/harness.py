@@ -1,11 +1,11 @@
-"""Runs hostile and honest programs in the jail, and looks at the host from outside for what they did to it.
+"""Runs hostile and honest programs in the jail, and checks from outside what they did to the host.
 
     reports = run_elsewhere(["tcp", "fork"], tier="landlock", user="nobody")
 
-The programs run under a process of their own, the host: `python -m hostile.harness`, as root or as nobody, with its own
-temporary folder, home and working folder, and as the reaper of whatever is orphaned below it. Around each run it sets traps
-(a canary folder, listeners, secrets, a handler for signals) and afterwards it looks into them. If the host itself dies or
-hangs, the process that started it says so and goes on with the next program. Needs the standard library and cohort_verify.sandbox.
+The programs run under a separate process, the host: `python -m hostile.harness`, as root or as nobody, with its own temporary
+folder, home and working folder, and as the reaper of orphans below it. It sets traps around each run (a canary folder,
+listeners, secrets, a signal handler) and checks them afterwards. If the host itself dies or hangs, the process that started it
+reports that and continues with the next program. Needs the standard library and cohort_verify.sandbox.
 """
 
 from __future__ import annotations
@@ -46,23 +46,23 @@ USERS = ("root", "nobody")
 NOBODY = 65534
 
 OVERRUN_S = 0.5
-"""By the wall clock, beyond the limit: starting the jail, closing it and cleaning up."""
+"""Wall-clock time beyond the limit for starting the jail, closing it and cleaning up."""
 TRIES = 3
-"""A run that is late and nothing else is repeated: on a busy machine anything can be late once, a jail that does not keep
-time is late every time."""
+"""A run whose only fault is being late is repeated. On a busy machine a run can be late once; a jail that does not keep time is
+always late."""
 USUAL_RUNS = 5
-"""And it is not late at all if the overrun is so many times what the shortest run takes at that moment: then the machine is."""
+"""It is not late at all if the overrun is below this many times the shortest run at that moment: then the machine is busy."""
 SURVIVAL_S = 0.5
 DYING_S = 20.0
-"""For processes that are dead but for the machine's taking notice."""
+"""For processes that are dead but not yet gone."""
 MEMORY_SLACK_MB = 64
 HOST_SLACK_MB = 256
-"""What the host itself may need to read what a program sends."""
+"""Memory that the host itself may need to read a program's output."""
 SILENCE_S = 60.0
-"""A host that says nothing for so long hangs."""
+"""A host that is silent for so long has hung."""
 SAMPLE_S = 0.02
 PF_EXITING = 4
-"""A flag of the kernel's, in /proc/PID/stat."""
+"""A kernel flag in /proc/PID/stat."""
 
 TESTS = Path(__file__).resolve().parents[1]
 SOURCE = TESTS.parent / "src"
@@ -72,12 +72,12 @@ WRITABLE_PLACES = (
     "/srv", "/boot", "/tmp", "/var/tmp", "/dev/shm", "/run", "/run/lock", "/dev", "/dev/mqueue", "/etc/cron.d",
     "/var/spool/cron/crontabs", "/etc/systemd/system", "/etc/profile.d", "/etc/init.d", "/sys/fs/cgroup",
 )  # fmt: skip
-"""Where programs try to leave a file with the run's marker as its name."""
+"""Places where programs try to leave a file named after the run's marker."""
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """The limits of a run, in the words of cohort_verify.sandbox.Limits."""
+    """The limits of a run, with the names of cohort_verify.sandbox.Limits."""
 
     cpu_s: float = 1.0
     wall_s: float = 2.0
@@ -93,7 +93,7 @@ SHORT = Bounds(cpu_s=0.5, wall_s=1.0)
 
 @dataclass(frozen=True)
 class Report:
-    """What one run of one program came to."""
+    """The outcome of one run of one program."""
 
     name: str
     category: str
@@ -104,32 +104,32 @@ class Report:
     rewarded: bool = False
     """At least one expected value came back."""
     solved: bool = False
-    """All of them did."""
+    """All expected values came back."""
     effects: tuple[str, ...] = ()
-    """Everything on the host that is not as it should be. Empty: the jail held."""
+    """Everything on the host that is not as it should be. Empty if the jail held."""
     wall_s: float = 0.0
     overrun_s: float = 0.0
     cpu_s: float = 0.0
     peak_mb: float = 0.0
-    """As the jail reports it."""
+    """As reported by the jail."""
     seen_mb: float = 0.0
     """As seen from outside: memory of all processes below the host, without file pages."""
     host_mb: float = 0.0
-    """Growth of the host's own memory at its largest."""
+    """The largest growth of the host's own memory."""
     survivors: int = 0
 
 
 @dataclass
 class Outcome:
-    """A result of cohort_verify.sandbox in one shape, whichever way the program was run."""
+    """A result of cohort_verify.sandbox, in one form for all ways of running a program."""
 
     end: str
     detail: str
     text: str
-    """All that came out of the jail."""
+    """All output from the jail."""
     kept: tuple[str, str]
     right: tuple[bool, ...]
-    """For each expected value, whether it came back."""
+    """Whether each expected value came back."""
     cpu_s: float = 0.0
     peak_mb: float = 0.0
     blamed_on_tests: bool = False
@@ -141,7 +141,7 @@ class Outcome:
 
 
 def all_hostile() -> dict[str, HostileProgram]:
-    """Every hostile program by its name, from all sets that are there."""
+    """Return every hostile program by name."""
     programs: dict[str, HostileProgram] = {}
     for name in ("hostile.programs_a", "hostile.programs_b"):
         if importlib.util.find_spec(name) is None:
@@ -155,7 +155,7 @@ def all_hostile() -> dict[str, HostileProgram]:
 
 
 def ways(program: HostileProgram) -> tuple[str, ...]:
-    """Forgeries meet trusted test code as well: its verdict is the one worth forging."""
+    """Return the ways to run a program. Forgeries also run against trusted test code, whose verdict they want to forge."""
     if program.ways:
         return program.ways
     if not program.calls:
@@ -169,7 +169,7 @@ def ways(program: HostileProgram) -> tuple[str, ...]:
 
 
 class Traps:
-    """What a run could step into: made before it, looked into after it, taken away at the end."""
+    """Traps for one run: set before it, checked after it, removed at the end."""
 
     def __init__(self, base: Path, bounds: Bounds) -> None:
         self.marker = "".join(secrets.choice(string.ascii_lowercase) for _ in range(12))
@@ -221,7 +221,7 @@ class Traps:
         first = socket.create_server(("127.0.0.1", 0))
         self.port = first.getsockname()[1]
         self.sockets["a TCP port"] = first
-        with contextlib.suppress(OSError):  # a machine without version six, or the port is taken there
+        with contextlib.suppress(OSError):  # no IPv6, or the port is taken there
             self.sockets["a TCP port of version six"] = socket.create_server(("::1", self.port), family=socket.AF_INET6)
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
         datagrams.bind(("127.0.0.1", 0))
@@ -252,7 +252,7 @@ class Traps:
         return re.sub(r"@([A-Z_]+)@", lambda word: self.words.get(word.group(1), word.group(0)), source)
 
     def effects(self, outcome: Outcome) -> Iterator[str]:
-        """What has changed since the traps were set."""
+        """Yield what has changed since the traps were set."""
         after = picture(self.canary)
         for path in sorted({*self.before, *after}):
             if self.before.get(path) != after.get(path):
@@ -308,7 +308,7 @@ class Traps:
 
 
 def picture(folder: Path) -> dict[str, tuple[Any, ...]]:
-    """All that can be changed about a folder and what is in it, except the time of the last reading."""
+    """Return everything that can change in a folder, except access times."""
     seen: dict[str, tuple[Any, ...]] = {}
     for path in (folder, *sorted(folder.rglob("*"))):
         status = path.lstat()
@@ -328,7 +328,7 @@ def picture(folder: Path) -> dict[str, tuple[Any, ...]]:
 
 
 def heard_on(door: socket.socket) -> bool:
-    """Whether anyone connected, or sent something."""
+    """Return whether someone connected or sent something."""
     try:
         if door.type == socket.SOCK_DGRAM:
             door.recv(100)
@@ -345,7 +345,7 @@ def heard_on(door: socket.socket) -> bool:
 
 
 def descendants(process: int) -> list[int]:
-    """All processes below this one, itself left out."""
+    """Return all processes below this one."""
     found: list[int] = []
     todo = [process]
     while todo:
@@ -363,7 +363,7 @@ def descendants(process: int) -> list[int]:
 
 
 def state_of(process: int) -> str:
-    """The letter of its state; empty when there is no such process."""
+    """Return the letter of the process's state, or ""."""
     try:
         text = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
@@ -372,7 +372,7 @@ def state_of(process: int) -> str:
 
 
 def is_dying(process: int) -> bool:
-    """Dead, on its way out, or killed and not yet given the processor to notice."""
+    """Return whether the process is dead, exiting, or killed but not scheduled yet."""
     try:
         words = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
         rows = dict(line.split(":", 1) for line in Path(f"/proc/{process}/status").read_text(errors="replace").splitlines())
@@ -383,14 +383,14 @@ def is_dying(process: int) -> bool:
 
 
 def reap() -> None:
-    """Take leave of every dead child."""
+    """Reap all dead children."""
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
 def memory_of(process: int) -> float:
-    """MB of anonymous and shared pages; pages of files (the interpreter's own) belong to everyone."""
+    """Return the MB of anonymous and shared pages. File pages, such as the interpreter's, are shared by everyone."""
     try:
         with open(f"/proc/{process}/status") as file:
             rows = dict(line.split(":", 1) for line in file)
@@ -400,7 +400,7 @@ def memory_of(process: int) -> float:
 
 
 def named(marker: str) -> list[int]:
-    """Processes anywhere whose name, arguments or environment carry the marker; the host's own is no survivor."""
+    """Return processes anywhere with the marker in their name, arguments or environment, except the host."""
     found = []
     own = {os.getpid()}
     for entry in os.listdir("/proc"):
@@ -414,12 +414,12 @@ def named(marker: str) -> list[int]:
 
 
 class Sampler(threading.Thread):
-    """Looks at the memory of all processes below the host, many times a second."""
+    """Samples the memory of all processes below the host many times a second."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True, name="sampler")
         self.pause = threading.Lock()
-        """Held while descriptors are counted: a look at /proc takes one."""
+        """Held while descriptors are counted, because reading /proc opens one."""
         self.seen_mb = self.host_mb = self._host_start = 0.0
         self.start()
 
@@ -441,7 +441,7 @@ class Sampler(threading.Thread):
 
 
 class Host:
-    """Runs programs in the jail and watches over what is around it. One per process."""
+    """Runs programs in the jail and watches its surroundings. One per process."""
 
     def __init__(self, base: Path, bounds: Bounds) -> None:
         from cohort_verify import sandbox
@@ -451,27 +451,27 @@ class Host:
         self.signals: list[str] = []
         for number in (signal.SIGWINCH, signal.SIGURG):
             signal.signal(number, lambda number, _: self.signals.append(signal.Signals(number).name))
-        # Orphans come here instead of going to init: none can be overlooked.
+        # Orphans come here instead of going to init, so that none is missed.
         ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         self.sampler = Sampler()
-        # The first run starts what the sandbox keeps: after it, everything must stay as it is.
+        # The first run starts what the sandbox keeps. After it, everything must stay the same.
         self.usual_s()
         self.steady = self.picture()
 
     def usual_s(self) -> float:
-        """Seconds that the shortest run takes just now."""
+        """Return the seconds that the shortest run takes at the moment."""
         began = time.monotonic()
         execute(self.sandbox, self.limits, HostileProgram("warm", "hang", "", wanted_stdout="1\n"), "script", "print(1)\n")
         return time.monotonic() - began
 
     def run_control(self, control: Control) -> Report:
-        """A deed of the host itself in the place of a jailed program."""
+        """Run a deed of the host itself in place of a jailed program."""
         calm = Outcome("finished", "", "", ("", ""), (False,))
         self.execute = lambda *_: control.deed(self, self.traps, calm) or calm  # type: ignore[method-assign]
         return self.run_once(HostileProgram(control.name, "escape", ""), "control")
 
     def picture(self) -> dict[str, Any]:
-        """What of the host process and its surroundings must be the same after every run."""
+        """Return the state of the host and its surroundings that must not change."""
         with self.sampler.pause:
             descriptors = open_descriptors()
         return {
@@ -540,10 +540,9 @@ class Host:
         return execute(self.sandbox, self.limits, program, way, source)
 
     def survivors(self, marker: str) -> dict[int, str]:
-        """Processes that are still alive half a second later, and not about to die; they are ended, for they are ours.
+        """Return processes that are still alive after half a second and not about to die, and kill them.
 
-        The dead among the orphans are reaped, as init would do. Whether the sandbox reaps its own children is for a host
-        that is no reaper to see: benchmarks/jail.py soak.
+        Dead orphans are reaped, as init would do. benchmarks/jail.py soak tests whether the sandbox reaps its own children.
         """
         began = time.monotonic()
         while True:
@@ -592,7 +591,7 @@ class Host:
 
 
 def execute(sandbox: Any, limits: Any, program: HostileProgram, way: str, source: str) -> Outcome:
-    """One run in the jail, compared with what would be rewarded."""
+    """Run a program in the jail and compare the result with the rewarded values."""
     if way == "script":
         result = sandbox.run_script(source, program.stdin, limits)
         right = result.end in ("finished", "exit") and result.stdout == program.wanted_stdout != ""
@@ -619,7 +618,9 @@ def execute(sandbox: Any, limits: Any, program: HostileProgram, way: str, source
 
 
 def take_over_worker(sandbox: Any, limits: Any, source: str) -> Outcome:
-    """The program inside a jailed worker, as if a verifier had evaluated the text; all that it prints comes back as an error."""
+    """Run the program inside a jailed worker, as if a verifier had evaluated the text. Its output comes back as an error
+    message.
+    """
     printed = "import contextlib, io\nwith contextlib.redirect_stdout(io.StringIO()) as printed:\n    solve(17)\n"
     code = f"{source}\n{printed}raise RuntimeError(printed.getvalue())"
     with contextlib.closing(sandbox.WorkerPool("builtins:exec", limits, size=1)) as pool:
@@ -641,7 +642,7 @@ def outcome_of(result: Any, right: tuple[bool, ...], replies: str = "") -> Outco
 
 
 def open_descriptors() -> list[str]:
-    """Of this process, with what each is; the one that reads the list is gone by the time it is looked at."""
+    """Return the open descriptors of this process and their targets."""
     found = []
     for name in sorted(os.listdir("/proc/self/fd"), key=int):
         with contextlib.suppress(OSError):
@@ -650,22 +651,22 @@ def open_descriptors() -> list[str]:
 
 
 def shortened(reply: Any) -> str:
-    """The text of a reply, with its value in full where that can be written at all."""
+    """Return the text of a reply, with the whole value if it can be written."""
     if reply is None:
         return ""
     try:
         return f"{reply.raised} {reply.detail} {str(reply.value)[:200_000]}"
-    except (ValueError, RecursionError):  # an integer with more digits than Python prints
+    except (ValueError, RecursionError):  # an integer with too many digits to print
         return f"{reply.raised} {reply.detail}"
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# As another user, in another process
+# Another user, another process
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def why_not(tier: str, user: str) -> str:
-    """Why this combination cannot be tried here; empty if it can."""
+    """Return why this combination cannot be tested here, or ""."""
     if sys.platform != "linux":
         return "the jail needs Linux"
     if user == "root" and os.getuid() != 0:
@@ -682,7 +683,7 @@ def why_not(tier: str, user: str) -> str:
 
 
 def interpreter_for(user: str) -> str:
-    """A virtual environment may sit in a folder that nobody cannot enter."""
+    """Return an interpreter that the user can start; nobody may not be able to enter the virtual environment."""
     return "/usr/bin/python3" if user == "nobody" and os.getuid() == 0 else sys.executable
 
 
@@ -693,15 +694,15 @@ def identity(user: str) -> dict[str, Any]:
 
 
 PROJECT_FILES = ("pyproject.toml", "answers.jsonl", "recipes/own.toml", "tests/test_answers.py", "runs/first/rollouts.jsonl")
-"""Files of a project beside the import packages, each with a reference answer in it."""
+"""Files of a project outside the import packages, each with a reference answer."""
 
 
 @contextlib.contextmanager
 def stage(layout: str = "checkout") -> Iterator[Path]:
-    """A project that everyone can read, with these programs, and folders for the host to work in.
+    """Create a project that everyone can read, with these programs, and folders for the host to work in.
 
-    The import packages are in its src folder (layout "checkout") or in the .venv that a wheel was installed into ("wheel"). With
-    "exposed" the project's files are copied beside the installed packages, where programs may read them.
+    The import packages are in its src folder (layout "checkout") or in the .venv that a wheel was installed into ("wheel").
+    With "exposed" the project's files are also copied next to the installed packages, where programs may read them.
     """
     folder = Path(tempfile.mkdtemp(prefix="cohort-hostile-"))
     try:
@@ -725,7 +726,7 @@ def stage(layout: str = "checkout") -> Iterator[Path]:
         (folder / "work" / "rows.jsonl").chmod(0o644)
         yield folder
     finally:
-        # Not shutil.rmtree: what a hole in the jail left here may be nested deeper than it can go.
+        # Not shutil.rmtree, which cannot remove arbitrarily deep folders.
         subprocess.run(["rm", "-rf", "--", str(folder)], check=True)
 
 
@@ -745,7 +746,7 @@ def environment_for(folder: Path, tier: str) -> dict[str, str]:
 def run_elsewhere(
     names: Sequence[str], *, tier: str, user: str, bounds: Bounds = USUAL, kind: str = "hostile", layout: str = "checkout"
 ) -> list[Report]:
-    """Reports on these programs, in order, from hosts of that user and tier; `layout`: see `stage`."""
+    """Return reports on these programs, in order, from hosts of that user and tier; for `layout` see `stage`."""
     reports: list[Report] = []
     todo = list(names)
     while todo:
@@ -755,7 +756,7 @@ def run_elsewhere(
         finished = list(dict.fromkeys(report.name for report in done))
         if not problem:
             break
-        # The program after the last complete one was running; a program may have been run in one of its ways already.
+        # The program after the last finished one was running, unless that one has ways left.
         last = done[-1] if done else None
         culprit = todo[0] if last is None else _next_after(todo, last, kind)
         reports.append(Report(culprit, _category(culprit, kind), "calls", "host", problem, effects=(problem,)))
@@ -775,7 +776,7 @@ def _category(name: str, kind: str) -> str:
 
 
 def one_host(names: Sequence[str], folder: Path, tier: str, user: str, bounds: Bounds, kind: str) -> tuple[list[Report], str]:
-    """(reports, what became of the host if it did not come to the end)."""
+    """Return the reports, and what happened to the host if it did not finish."""
     command = [interpreter_for(user), "-m", "hostile.harness", "--kind", kind, "--base", str(folder / "traps")]
     command += ["--bounds", json.dumps(asdict(bounds))]
     process = subprocess.Popen(

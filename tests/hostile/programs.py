@@ -1,4 +1,4 @@
-"""What a hostile program is: the one shape that every list of them uses."""
+"""The definition of a hostile program."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class HostileProgram:
     @FILES_MB@     the limit on files
     @PROJECT@      the folder that holds the import packages, tests, recipes and reference answers: a checkout, or one with a .venv
 
-    With `ways`, the program runs where installed packages are readable, not where the standard library is all there is.
+    With `ways`, the program runs where installed packages are readable, instead of with the standard library only.
     """
 
     name: str
@@ -85,14 +85,14 @@ class HostileProgram:
 SECRET_NUMBER = 927_451_663
 SECRET_WORD = "heliotrope-5518"
 SOLVE = (Ask("solve", (17,), SECRET_NUMBER), Ask("solve", (4,), SECRET_WORD))
-"""Two calls whose answers no program can guess: a reply with one of these values was forged, or leaked out of the host."""
+"""Two calls whose results no program can guess: a reply with one of these values was forged or leaked from the host."""
 
 SOURCES = Path(__file__).parent / "sources"
-"""The programs, each a file: sources/<category>/<name>.py. Nothing imports them; the harness alone runs them, in a jail."""
+"""The programs: sources/<category>/<name>.py. Nothing imports them; only the harness runs them, in a jail."""
 
 
 def read_source(category: str, name: str) -> str:
-    """The program as it is run. A first line "# begins with x.py" stands for the file x.py of sources/shared."""
+    """Return the program as it is run. A first line "# begins with x.py" includes the file x.py of sources/shared."""
     text = (SOURCES / category / f"{name}.py").read_bytes().decode()
     first, _, rest = text.partition("\n")
     if first.startswith(BEGINS_WITH):
@@ -101,9 +101,10 @@ def read_source(category: str, name: str) -> str:
 
 
 def called(category: str, name: str, aims_at: str, ways: tuple[str, ...] = ()) -> HostileProgram:
-    """A program that is asked for one value it cannot know."""
+    """Make a program that is asked for one value it cannot know."""
     return HostileProgram(name, category, read_source(category, name), calls=SOLVE[:1], aims_at=aims_at, ways=ways)
 
 
 WITH_PACKAGES = ("packages", "worker")
-"""A program that may import installed packages; and text that takes over a jailed worker, which sees our two packages as well."""
+"""Ways of running a program where packages are visible: with installed packages, and inside a jailed worker, which also sees
+our two packages."""

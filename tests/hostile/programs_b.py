@@ -1,4 +1,4 @@
-"""Programs that attack a jail nobody showed to their author: the independent half of the hostile set.
+"""Programs whose author did not know the jail: the independent half of the hostile set.
 
 Every program is valid Python, aims only at the machine it runs on, and is bounded: a bomb stops at a size that is far over any sane
 limit but that a developer's machine survives, a process that outlives its jail ends by itself within two minutes, files it leaves are

@@ -1,4 +1,4 @@
-"""The processes of tests/model/test_sharding.py: models shared out over one, two and three of them, and what came out written down.
+"""The processes of tests/model/test_sharding.py: models sharded over one, two and three of them; they write their results to files.
 
 python sharding_ranks.py OUT       starts three ranks and waits for them
 """
@@ -26,10 +26,10 @@ from cohort.base.world import World
 from cohort.model import lora, sharding
 from cohort.model.critic import Critic
 from cohort.model.examples import Example
+from cohort.model.frozen import Reference
 from cohort.model.optim import Adam32, Adding, MasterWeights, Optimizer
 from cohort.model.packing import MicroBatch, pack
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
 from cohort.model.scratch import build_tokenizer
 from cohort.model.sharding import PolicyShards, ShardedWeights, Sharding
 from cohort.recipe.schema import CriticConfig, LoraConfig, OptimizerConfig
@@ -40,7 +40,7 @@ STEPS, RATE = 2, 1e-2
 
 
 def make_policy(kind: str) -> Policy:
-    """A policy of its own each time; what proves that it can be served is done once."""
+    """A new policy each time; the proof that it can be served runs once."""
     return copy.deepcopy(build_policy(kind))
 
 
@@ -74,7 +74,7 @@ def build_policy(kind: str) -> Policy:
 
 
 def make_micro_batches(policy: Policy, count: int = 9) -> list[MicroBatch]:
-    """Five of them, of unlike sizes: neither two nor three ranks have equal work."""
+    """Five micro-batches of different sizes, so that neither two nor three ranks have equal work."""
     draw = random.Random(0)
     examples = []
     for number in range(count):
@@ -103,7 +103,7 @@ def make_micro_batches(policy: Policy, count: int = 9) -> list[MicroBatch]:
 
 
 def list_turns(micros: list[MicroBatch], rank: int, size: int) -> Iterator[tuple[MicroBatch, float]]:
-    """Equally many on every rank: one without work takes its turn with the weight 0."""
+    """The same number on every rank: a rank without work takes its turn with weight 0."""
     mine = micros[rank::size]
     for turn in range(-(-len(micros) // size)):
         yield (mine[turn], 1.0) if turn < len(mine) else (micros[0], 0.0)
@@ -115,7 +115,7 @@ def take_turn(policy: Policy, micro: MicroBatch, weight: float) -> None:
 
 
 def train_plain(kind: str) -> dict[str, Any]:
-    """The slow twin: one process, gradients of micro-batches added in float64 and rounded once."""
+    """The reference implementation: one process, gradients of micro-batches summed in float64 and rounded once."""
     policy = make_policy(kind)
     weights = MasterWeights(policy.model, torch.float32)
     adam, gradients = Adam32(weights.masters, OptimizerConfig()), {}
@@ -159,7 +159,7 @@ def train_shared(kind: str, mesh: DeviceMesh, *, exact: bool = True, checkpointi
         weights.join_gradients()
         held = {name: value.grad.to_local() for name, value in weights.parameters.items()}
         if not step:
-            gradients = shards.make_whole(held)
+            gradients = shards.gather_tensors(held)
         norms.append(
             float(weights.measure_norm([master.grad for master in weights.masters.values() if master.grad is not None]))
         )
@@ -171,13 +171,13 @@ def train_shared(kind: str, mesh: DeviceMesh, *, exact: bool = True, checkpointi
         before = reference.compute_logprobs(micros[0]).logprobs_M
         follows.follow(policy, 1)
         after = reference.compute_logprobs(micros[0]).logprobs_M
-        policy.hold_whole()
+        policy.gather_weights()
         plain = policy.compute_plain(micros[0], 1.0, False)[0]
     largest = max(shards.read_slice(name).numel() for name in shards.parameters)
     return {
         "gradients": gradients,
         "weights": weights.tensors(),
-        "moments": weights.make_whole(adam.state()),
+        "moments": weights.gather_tensors(adam.state()),
         "norms": norms,
         "reference": [bool(torch.equal(before, now)), bool(torch.equal(after, now))],
         "whole": bool(torch.equal(plain, now)),
@@ -187,22 +187,22 @@ def train_shared(kind: str, mesh: DeviceMesh, *, exact: bool = True, checkpointi
 
 
 def load_elsewhere(saved: dict[str, Any], mesh: DeviceMesh) -> dict[str, Any]:
-    """What two ranks saved, taken up by another number of them: weights and moments come back as the same whole tensors."""
+    """A checkpoint of two ranks, loaded by another number of ranks: weights and moments are the same whole tensors."""
     policy = make_policy("untied")
     weights = ShardedWeights(PolicyShards(policy, Sharding(mesh, torch.float32, exact=True)))
     adam = Adam32(weights.masters, OptimizerConfig())
     weights.load(saved["weights"])
     moments: dict[str, dict[str, Tensor]] = {}
-    for key, value in weights.take_own(saved["moments"]).items():
+    for key, value in weights.take_slices(saved["moments"]).items():
         name, _, kind = key.rpartition("|")
         moments.setdefault(name, {})[kind] = value
     for name, parts in moments.items():
         adam.load(name, parts)
-    return {"weights": weights.tensors(), "moments": weights.make_whole(adam.state())}
+    return {"weights": weights.tensors(), "moments": weights.gather_tensors(adam.state())}
 
 
 def value_shared(mesh: DeviceMesh | None) -> dict[str, Any]:
-    """A critic's gradients and values; alone, without sharding, where there is no mesh."""
+    """A critic's gradients and values; without a mesh, those of an unsharded critic."""
     policy, rank, size = make_policy("untied"), 0, 1
     adding = None
     if mesh is not None:
@@ -212,7 +212,7 @@ def value_shared(mesh: DeviceMesh | None) -> dict[str, Any]:
     critic.weights.load(build_values() | {"head.weight": torch.linspace(-1, 1, 32)[None]})
     micros = make_micro_batches(policy)
     with torch.no_grad():
-        values = torch.cat([critic._values_before(micro) for micro in micros])
+        values = torch.cat([critic.read_values(micro.layout, micro.before) for micro in micros])
     totals: dict[str, Tensor] = {}
     for micro, weight in list_turns(micros, rank, size):
         critic.backward(micro if weight else blank(micro))
@@ -223,7 +223,7 @@ def value_shared(mesh: DeviceMesh | None) -> dict[str, Any]:
     if mesh is not None:
         critic.weights.join_gradients()
         held = {name: value.grad.to_local() for name, value in critic.weights.parameters.items()}
-        totals = critic.weights.shards.make_whole(held)
+        totals = critic.weights.shards.gather_tensors(held)
     return {"values": values, "gradients": {name: total.float() for name, total in totals.items()}}
 
 
@@ -240,20 +240,20 @@ def blank(micro: MicroBatch) -> MicroBatch:
 
 
 def train_masked(mesh: DeviceMesh) -> bool:
-    """A minibatch in which no rank has anything to do, and one in which only the first rank has: nobody waits for anybody."""
+    """A minibatch without work for any rank, and one with work only for the first rank: no rank blocks."""
     policy, rank = make_policy("untied"), mesh.get_local_rank()
     weights = ShardedWeights(PolicyShards(policy, Sharding(mesh, torch.float32, exact=True)))
     optimizer = Optimizer(weights, OptimizerConfig(learning_rate=RATE), 10)
-    before = weights.copy_held()
+    before = weights.copy_masters()
     reports = [optimizer.clip_and_step()]
-    still = all(torch.equal(value, before[name]) for name, value in weights.copy_held().items())
+    still = all(torch.equal(value, before[name]) for name, value in weights.copy_masters().items())
     take_turn(policy, make_micro_batches(policy)[0], float(rank == 0))
     reports.append(optimizer.clip_and_step())
     return still and reports[0].grad_norm == 0 and reports[1].grad_norm > 0
 
 
 class Few(World):
-    """The first ranks of all, as far as a checkpoint needs them."""
+    """The first ranks of the world, with the methods that a checkpoint needs."""
 
     def __init__(self, group: Any, size: int):
         self.group, self.rank, self.size = group, dist.get_rank(), size
@@ -268,7 +268,7 @@ class Few(World):
 
 
 def save_slices(mesh: DeviceMesh, root: Path) -> None:
-    """What a large model's ranks do: each writes what it has."""
+    """Checkpoint of a large model: each rank writes its slices."""
     policy = make_policy("untied")
     weights = ShardedWeights(PolicyShards(policy, Sharding(mesh, torch.float32, exact=True)))
     optimizer = Optimizer(weights, OptimizerConfig(learning_rate=RATE), 10)
@@ -283,7 +283,7 @@ def save_slices(mesh: DeviceMesh, root: Path) -> None:
 
 
 def load_slices(mesh: DeviceMesh, root: Path) -> dict[str, Any]:
-    """Another number of ranks takes it up, and would save it as whole tensors."""
+    """Another number of ranks loads it, and would save it as whole tensors."""
     snapshot = checkpoint.load(root / "step-1")
     weights = ShardedWeights(PolicyShards(make_policy("untied"), Sharding(mesh, torch.float32, exact=True)))
     optimizer = Optimizer(weights, OptimizerConfig(), 10)
@@ -322,7 +322,7 @@ def run_rank(rank: int, store: str, out: str) -> None:
 
 
 def main() -> None:
-    """Three ranks, each a process of its own: a fork of one that has loaded torch was once seen to end with a broken heap."""
+    """Three ranks as separate processes: a fork of a process that had loaded torch once ended with a broken heap."""
     torch.set_num_threads(1)
     if len(sys.argv) > 2:
         run_rank(int(sys.argv[2]), sys.argv[3], sys.argv[1])

@@ -1,4 +1,4 @@
-"""Architectures: loaded with the attention they have, scored exactly or refused, and what is said of experts and rotary lengths."""
+"""Architectures: loaded with their own attention, scored exactly or refused; notices for experts and rotary lengths."""
 
 import copy
 
@@ -7,15 +7,13 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from cohort.engine.support import prove_local
-from cohort.errors import EngineError, ModelError, RecipeError
+from cohort.engine.decoders import prove_local
+from cohort.errors import EngineError, ModelError
+from cohort.model.architecture import ASKS_FOR_BALANCE, count_positions, describe_experts, find_exact_length, hold_frequencies
 from cohort.model.examples import make_examples
-from cohort.model.experts import ASKED_FOR, describe_experts
 from cohort.model.loading import load_pretrained
 from cohort.model.policy import Policy
-from cohort.model.rotary import count_positions, find_exact_length, hold_frequencies
 from cohort.model.scratch import build_tokenizer
-from cohort.recipe.file import load_recipe
 from cohort.types import Completion, Outcome, Prompt, Rollout
 
 SIZES = {
@@ -68,9 +66,9 @@ def test_attention_that_is_not_causal_is_refused_before_anything_is_sampled():
 def test_keys_that_are_chosen_by_score_limit_the_length():
     policy = Policy(tiny("Mamba", **WITHOUT_SDPA["Mamba"]), TOKENIZER)
     policy.model.config.index_topk = 16
-    policy.hold_lengths(16)
+    policy.set_longest(16)
     with pytest.raises(ModelError, match=r"beyond 16 tokens.*index_topk.*reaches 17.*prompts\.max_prompt_tokens"):
-        policy.hold_lengths(17)
+        policy.set_longest(17)
 
 
 # -- rotary frequencies that follow the length -------------------------------------------------------------------------
@@ -95,14 +93,14 @@ def test_held_frequencies_are_those_of_the_longest_sequence_at_every_length(fami
     free = Policy(copy.deepcopy(model), TOKENIZER)
     assert (score(free, [short])[0] - score(free, [short, long])[0]).abs().max() > 1e-3, "a token hangs on its neighbours"
     held = Policy(copy.deepcopy(model), TOKENIZER)
-    held.hold_lengths(33)
-    assert "change beyond 16 tokens and this run reaches 33" in held.notes[-1]
+    held.set_longest(33)
+    assert "change beyond 16 tokens, and this run reaches 33" in held.notes[-1]
     assert torch.equal(score(held, [short])[0], score(held, [short, long])[0])
     assert torch.allclose(score(held, [long])[0], score(free, [long])[0], atol=1e-6), "as transformers has it at that length"
     assert torch.equal(score(held.make_frozen_copy(), [short])[0], score(held, [short])[0])
     assert find_exact_length(held.model) == 33
     near = Policy(copy.deepcopy(model), TOKENIZER)
-    near.hold_lengths(16)
+    near.set_longest(16)
     assert near.notes == []
     assert torch.allclose(score(near, [short])[0], score(free, [short])[0], atol=1e-6), "within 16 tokens nothing changes"
 
@@ -123,13 +121,10 @@ def test_a_mixture_of_experts_says_that_its_balance_loss_is_not_trained():
     config = transformers.MixtralConfig(**SIZES, num_local_experts=4, num_experts_per_tok=2)
     said = describe_experts(config)
     assert "a mixture of 4 experts" in said
-    assert "balance loss (router_aux_loss_coef) is not trained" in said
-    assert ASKED_FOR not in said
+    assert "the balance loss (router_aux_loss_coef) is not trained" in said
+    assert ASKS_FOR_BALANCE not in said
     config.output_router_logits = True
-    assert f"{ASKED_FOR} (output_router_logits = true, router_aux_loss_coef = 0.001)" in describe_experts(config)
+    assert f"{ASKS_FOR_BALANCE} (output_router_logits = true, router_aux_loss_coef = 0.001)" in describe_experts(config)
     assert describe_experts(transformers.LlamaConfig(**SIZES)) is None
-    for word in ("router_aux_loss_coef=0.01", "model.output_router_logits=true", "algorithm.moe-z-loss-coeff=1"):
-        with pytest.raises(RecipeError, match=r"balance loss of a mixture of experts is not trained.*router learns"):
-            load_recipe(overrides=[word])
     policy = Policy(tiny("Qwen2Moe", num_experts=4, moe_intermediate_size=16, shared_expert_intermediate_size=16), TOKENIZER)
     assert "a mixture of 4 experts" in policy.notes[0]

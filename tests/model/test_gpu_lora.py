@@ -34,7 +34,7 @@ def test_a_run_in_bfloat16_starts_at_kl_zero_moves_the_adapter_and_leaves_the_ba
     assert not (run.model / "model.safetensors").exists()
 
 
-def test_a_reference_and_a_critics_backbone_cost_their_adapters_alone():
+def test_a_reference_and_a_critics_backbone_only_add_their_adapters():
     config = LlamaConfig(
         hidden_size=1024,
         intermediate_size=2816,
@@ -64,7 +64,7 @@ def test_a_reference_and_a_critics_backbone_cost_their_adapters_alone():
 
 
 class FakeTokenizer:
-    """Enough for a policy that is never asked to write text."""
+    """Enough of a tokenizer for a policy that writes no text."""
 
     chat_template = None
     bos_token_id = None

@@ -1,4 +1,4 @@
-"""The optimizer on CUDA: the 8-bit kernel against its twin, one wait per update, and what memory is held between steps."""
+"""The optimizer on CUDA: the 8-bit kernel against its reference implementation, one wait per update, and the memory held between steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backward(module: nn.Module, seed: int) -> None:
 
 
 @pytest.mark.parametrize("size", [BLOCK * 4096, 5 * BLOCK + 37, 255, 1_000_003])
-def test_the_kernel_follows_its_twin(size):
+def test_the_kernel_follows_its_reference(size):
     """Ten updates: the compiled kernel fuses multiply-adds, which moves a code across a drawn threshold once in thousands."""
     start = torch.linspace(-1.0, 1.0, size, device="cuda")
     fused, twin = start.clone(), start.clone()
@@ -104,7 +104,7 @@ def test_memory_between_and_within_steps(bits, expected):
     assert peak == pytest.approx(expected + 4.0, abs=0.6)  # beside them, what the update of one tensor needs
 
 
-def test_masters_are_the_loaded_weights_uncopied():
+def test_masters_are_the_loaded_weights_without_a_copy():
     """From 4 bytes per parameter to 6, never 10: the float32 weights become the masters."""
     module = model(width=2048)
     count = sum(parameter.numel() for parameter in module.parameters())

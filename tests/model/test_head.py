@@ -106,7 +106,7 @@ def test_logits_are_float32_at_least():
     [("Llama", {}), ("Gemma2", {"final_logit_softcapping": 5.0, "head_dim": 8}), ("Cohere", {"logit_scale": 0.0625})],
 )
 def test_a_plain_head_as_tensors_scores_as_the_module_does(family, more):
-    """Values bit by bit, gradients of hidden states and weight to rounding."""
+    """Values are bit-equal; gradients of hidden states and weight are equal up to rounding."""
     parts = head.split(build(family, **more))
     assert parts.why_not_linear is None
     assert parts.linear.weight_VH is parts.projection.weight

@@ -1,4 +1,4 @@
-"""Models that cannot be used are refused in words that name what is wrong with them; those that can are loaded."""
+"""Unusable models are refused with the fault; usable ones are loaded."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from cohort.errors import CheckpointError, ModelError
-from cohort.model.folders import refuse_unfit_source
 from cohort.model.loading import find_device, load_model, load_pretrained, refuse_broken_numbers, refuse_missing_rows
 from cohort.model.optim import MasterWeights
+from cohort.model.sources import refuse_unfit_source
 from cohort.recipe.schema import ModelConfig
 from model_zoo import edit_config, edit_weights, make_tokenizer, spoilt, whole_model, write_model
 
@@ -92,32 +92,32 @@ def quantised(method: str) -> Any:
 
 
 SPOILT: dict[str, tuple[Any, list[str]]] = {
-    "cut": (lambda folder: cut(folder, 0.5), ["model.safetensors is cut off", "its header promises", "again"]),
-    "cut header": (lambda folder: cut(folder, 0.002), ["cut off inside its header"]),
+    "cut": (lambda folder: cut(folder, 0.5), ["model.safetensors is truncated", "bytes (50%)", "again"]),
+    "cut header": (lambda folder: cut(folder, 0.002), ["truncated inside its header"]),
     "empty": (overwrite(b""), ["model.safetensors is empty (0 bytes)"]),
-    "a page": (overwrite(b"<!DOCTYPE html><html>Sign in</html>" * 9), ["is a web page and not weights"]),
+    "a page": (overwrite(b"<!DOCTYPE html><html>Sign in</html>" * 9), ["is a web page, not weights"]),
     "a pointer": (overwrite(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n"), ["git lfs pull"]),
     "noise": (overwrite(bytes(range(256)) * 9), ["is not a safetensors file"]),
     "longer": (lambda folder: (folder / "model.safetensors").open("ab").write(b"x" * 9), ["has 9 bytes more"]),
-    "shard lost": (lose_shard, ["names 2 files", "model-00002-of-00002.safetensors is missing"]),
-    "shard cut": (cut_shard, ["model-00002-of-00002.safetensors is cut off"]),
+    "shard lost": (lose_shard, ["lists 2 files", "model-00002-of-00002.safetensors is missing"]),
+    "shard cut": (cut_shard, ["model-00002-of-00002.safetensors is truncated"]),
     "index lost": (lose_index, ["2 files such as model-00001", "model.safetensors.index.json"]),
-    "index mixed up": (mix_up_index, ["which does not hold it"]),
+    "index mixed up": (mix_up_index, ["which does not contain it"]),
     "index damaged": (
         lambda folder: (split_into_shards(folder), (folder / "model.safetensors.index.json").write_text("{")),
         ["model.safetensors.index.json cannot be read"],
     ),
     "a tensor lost": (
         lambda folder: edit_weights(folder, lambda tensors: {name: value for name, value in tensors.items() if name != UP}),
-        [UP, "made up at random"],
+        [UP, "initialised randomly"],
     ),
     "another shape": (
         lambda folder: edit_weights(folder, lambda tensors: tensors | {UP: torch.zeros(40, 32)}),
-        [UP, "(40, 32) in its files", "(48, 32) by its config.json"],
+        [UP, "(40, 32) in the files", "(48, 32) in config.json"],
     ),
     "NaN": (set_value(UP, float("nan")), [UP, "1 value that is NaN or infinite"]),
     "infinity": (set_value("model.norm.weight", float("-inf")), ["model.norm.weight", "NaN or infinite"]),
-    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["a config.json and no weights"]),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), ["a config.json but no weights"]),
     "no config": (lambda folder: (folder / "config.json").unlink(), ["has no config.json", "model.safetensors"]),
     "a damaged config": (
         lambda folder: (folder / "config.json").write_text('{"model_type": "qwen2",'),
@@ -136,7 +136,7 @@ SPOILT: dict[str, tuple[Any, list[str]]] = {
     ),
     "a classifier": (
         lambda folder: edit_config(folder, architectures=["Qwen2ForSequenceClassification"]),
-        ["a classifier or reward model", "no head that writes"],
+        ["a classifier or reward model", "without a language-model head"],
     ),
     "vision": (
         lambda folder: edit_config(folder, model_type="qwen2_vl"),
@@ -167,7 +167,7 @@ SPOILT: dict[str, tuple[Any, list[str]]] = {
 
 
 @pytest.mark.parametrize("case", SPOILT)
-def test_a_model_that_cannot_be_used_is_refused_in_words(case: str, tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_used_is_refused_with_a_reason(case: str, tmp_path: Path) -> None:
     spoil, words = SPOILT[case]
     with pytest.raises(ModelError) as refusal:
         load_pretrained(str(spoilt(tmp_path / "model", spoil)))
@@ -175,7 +175,7 @@ def test_a_model_that_cannot_be_used_is_refused_in_words(case: str, tmp_path: Pa
         assert word in str(refusal.value)
 
 
-def test_what_is_whole_is_loaded(tmp_path: Path) -> None:
+def test_complete_models_are_loaded(tmp_path: Path) -> None:
     """In one file, in shards, with more tensors than it needs, with rows to spare, with a pad token that has no row."""
     expected = dict(load_pretrained(str(whole_model()))[0].named_parameters())
     spare = [
@@ -191,7 +191,7 @@ def test_what_is_whole_is_loaded(tmp_path: Path) -> None:
     refuse_missing_rows(model, tokenizer, "here", "model.source")
     tokenizer.pad_token = None
     with pytest.raises(
-        ModelError, match=r"ids up to 264 and its embedding 264 rows.*'<5>' \(264\).*resize_token_embeddings\(265\)"
+        ModelError, match=r"ids up to 264, but its embedding has 264 rows.*'<5>' \(264\).*resize_token_embeddings\(265\)"
     ):
         refuse_missing_rows(model, tokenizer, "here", "model.source")
 
@@ -199,7 +199,8 @@ def test_what_is_whole_is_loaded(tmp_path: Path) -> None:
 def test_a_tokenizer_with_more_tokens_than_rows_is_refused_with_both_numbers(tmp_path: Path) -> None:
     folder = write_model(tmp_path / "model", added=tuple(f"<extra {number}>" for number in range(20)))
     with pytest.raises(
-        ModelError, match=r"ids up to 278 and its embedding 264 rows, so 15 of its tokens, the first '<extra 5>' \(264\)"
+        ModelError,
+        match=r"ids up to 278, but its embedding has 264 rows, so 15 of its tokens have no embedding, the first '<extra 5>' \(264\)",
     ):
         load_pretrained(str(folder), field="teacher.source")
 
@@ -210,30 +211,28 @@ def test_broken_numbers_are_found_in_every_place(tmp_path: Path) -> None:
     model.model.layers[0].self_attn.q_proj.bias.data[-1] = float("inf")
     model.lm_head.weight.data[5, :2] = float("nan")  # tied: the embedding too
     with pytest.raises(
-        ModelError, match=r"embed_tokens.weight holds 2 values that are NaN or infinite, and so do 1 more tensors"
+        ModelError, match=r"embed_tokens.weight has 2 values that are NaN or infinite \(1 more tensors do too\)"
     ):
         refuse_broken_numbers(model, "here", "model.source")
     whole, _ = load_pretrained(str(whole_model()))
     whole.register_buffer("mask", torch.tensor([float("-inf")]), persistent=False)  # not of the files, and rightly infinite
     refuse_broken_numbers(whole, "here", "model.source")
     whole.model.register_buffer("e_score_correction_bias", torch.tensor([0.0, float("nan")]))
-    with pytest.raises(ModelError, match="e_score_correction_bias holds 1 value"):
+    with pytest.raises(ModelError, match="e_score_correction_bias has 1 value"):
         refuse_broken_numbers(whole, "here", "model.source")
 
 
 def test_layers_that_the_config_leaves_out_are_refused(tmp_path: Path) -> None:
     fewer = {"num_hidden_layers": 1, "layer_types": ["full_attention"], "max_window_layers": 1}
     folder = spoilt(tmp_path / "model", lambda folder: edit_config(folder, **fewer))
-    with pytest.raises(
-        ModelError, match=r"hold 12 tensors of layers beyond .* the first model\.layers\.1\..*num_hidden_layers"
-    ):
+    with pytest.raises(ModelError, match=r"contain 12 tensors of layers that .* such as model\.layers\.1\..*num_hidden_layers"):
         load_pretrained(str(folder))
     edit_config(folder, num_nextn_predict_layers=1)  # the last one predicts a second token, and is not trained here
-    with pytest.warns(UserWarning, match=r"12 tensors of its files have no place .* the first model\.layers\.1\."):
+    with pytest.warns(UserWarning, match=r"12 tensors in its files are not part .* such as model\.layers\.1\."):
         load_pretrained(str(folder))
 
 
-def test_code_that_python_cannot_read_is_refused_in_words(tmp_path: Path) -> None:
+def test_code_that_python_cannot_read_is_refused_with_a_reason(tmp_path: Path) -> None:
     def spoil(folder: Path) -> None:
         (folder / "modeling_my.py").write_text("class My(:\n")
         edit_config(folder, auto_map={"AutoModelForCausalLM": "modeling_my.My"})
@@ -269,18 +268,18 @@ def test_paths_and_files_that_are_no_model(tmp_path: Path) -> None:
     for source, words in {
         str(tmp_path / "nowhere"): "there is no such folder",
         str(whole_model() / "model.safetensors"): "it is a file",
-        str(tmp_path): "has no config.json.*it holds nothing",
+        str(tmp_path): "has no config.json.*it contains nothing",
     }.items():
         with pytest.raises(ModelError, match=words):
             refuse_unfit_source(source, "model.source")
     refuse_unfit_source("owner/name", "model.source")  # the hub is asked later
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "config.json").write_text("{}")
-    with pytest.raises(ModelError, match=r"one lies in .*inner"):
+    with pytest.raises(ModelError, match=r"inner has one"):
         refuse_unfit_source(str(tmp_path), "model.source")
 
 
-def test_code_that_ships_with_a_model_runs_on_a_word_and_is_saved_with_it(tmp_path: Path) -> None:
+def test_model_code_runs_only_if_trusted_and_is_saved(tmp_path: Path) -> None:
     def bring_code(folder: Path) -> None:
         (folder / "modeling_my.py").write_text(
             "from transformers import Qwen2Config, Qwen2ForCausalLM\n"
@@ -301,23 +300,26 @@ def test_code_that_ships_with_a_model_runs_on_a_word_and_is_saved_with_it(tmp_pa
     assert torch.equal(again.model.norm.weight, model.model.norm.weight)
 
 
-def test_weights_of_another_model_are_not_gone_on_with(tmp_path: Path) -> None:
-    """Another hidden_size, another depth: said with both shapes, before a single value is copied."""
+def test_weights_of_another_model_are_refused(tmp_path: Path) -> None:
+    """Another hidden_size or depth: the error names both shapes, before any value is copied."""
     ours = MasterWeights(load_pretrained(str(whole_model()))[0], torch.float32)
     wide = MasterWeights(load_pretrained(str(write_model(tmp_path / "wide", hidden_size=64)))[0], torch.float32)
     before = ours.masters["model.norm.weight"].clone()
     with pytest.raises(
-        CheckpointError, match=r"another model: model.embed_tokens.weight is \(264, 64\) there, and \(264, 32\) in the"
+        CheckpointError,
+        match=r"another model: model.embed_tokens.weight is \(264, 64\) in the checkpoint and \(264, 32\) in the",
     ):
         ours.load(wide.tensors())
     deeper = {**ours.tensors(), "model.layers.2.mlp.up_proj.weight": torch.zeros(48, 32)}
-    with pytest.raises(CheckpointError, match=r"layers\.2\.mlp\.up_proj\.weight is \(48, 32\) there, and missing in the model"):
+    with pytest.raises(
+        CheckpointError, match=r"layers\.2\.mlp\.up_proj\.weight is \(48, 32\) in the checkpoint and missing in the model"
+    ):
         ours.load(deeper)
     assert torch.equal(ours.masters["model.norm.weight"], before)
     ours.load(ours.tensors())
 
 
-def test_the_language_model_of_one_that_sees_can_be_saved_alone(tmp_path: Path) -> None:
+def test_the_language_model_of_a_vision_model_can_be_saved(tmp_path: Path) -> None:
     """The lines of docs/troubleshooting.md, on a small LLaVA: refused before, loaded after, and the same logits."""
     from transformers import CLIPVisionConfig, LlamaConfig, LlavaConfig, LlavaForConditionalGeneration
 

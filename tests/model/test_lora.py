@@ -1,4 +1,4 @@
-"""LoRA: the formula and its gradients, one base in memory, the reference at the start, exact resume, exports others load."""
+"""LoRA: the formula and its gradients, one base in memory, the reference at the start, exact resume, exports that other libraries load."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from cohort import session
-from cohort.engine.support import prove_local
+from cohort.engine.decoders import prove_local
 from cohort.errors import Interrupted, ModelError, RunError
 from cohort.model import lora
+from cohort.model.backbone import explain_not_own_attention
+from cohort.model.frozen import Reference
 from cohort.model.head import split
 from cohort.model.loading import load_adapted, load_pretrained
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.own_attention import explain_not_own_attention
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
 from cohort.recipe.file import load_recipe
 from cohort.recipe.rules import list_warnings
 from cohort.recipe.schema import LoraConfig, ModelConfig, OptimizerConfig
@@ -88,7 +88,7 @@ def test_every_linear_layer_but_the_head_has_an_adapter_and_alpha_is_twice_the_r
     assert len(lora.list_lora_layers(few.model)) == 3
 
 
-def test_a_new_adapter_changes_no_bit_and_depends_on_its_seed_alone():
+def test_a_new_adapter_changes_no_bit_and_depends_only_on_its_seed():
     before = torch.random.get_rng_state()
     policy = lora_policy()
     assert torch.equal(torch.random.get_rng_state(), before)
@@ -199,7 +199,7 @@ def test_copies_share_the_base_and_own_their_adapters():
     assert {value.requires_grad for value in policy.list_own_parameters().values()} == {True}
 
 
-def test_a_reference_that_is_the_base_runs_without_its_adapter_and_follows_when_told():
+def test_a_reference_at_the_base_runs_without_its_adapter_and_can_follow():
     policy = lora_policy()
     reference = Reference(policy.make_frozen_copy(), every=1)
     layers = lora.list_lora_layers(reference.policy.model).values()
@@ -239,7 +239,7 @@ def test_a_moving_reference_averages_the_adapter():
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """A small model that has learned to write sums, half right: what a hub model is to a person."""
+    """A small model that has partly learned to write sums, in place of a hub model."""
     folder = tmp_path_factory.mktemp("base")
     return train_tiny(folder, "base", **{"train.num_steps": 0, "evaluation.samples": 0}).model
 
@@ -274,7 +274,7 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
     model, _, adapter = load_adapted(tmp_path / "moved", ModelConfig(device="cpu"))
     assert (adapter.base, adapter.config.r) == ("", RANK)
     assert torch.equal(logits_of(model), expected)
-    with pytest.raises(ModelError, match="is a PEFT adapter and not a model"):
+    with pytest.raises(ModelError, match="is a PEFT adapter, not a model"):
         load_pretrained(str(tmp_path / "moved"))
 
     lora.make_plain_model(policy.model, merge=False).save_pretrained(tmp_path / "base")
@@ -290,8 +290,8 @@ def test_exports_load_with_transformers_and_peft_and_compute_the_same(tmp_path, 
     assert torch.equal(logits_of(policy.model), expected)  # saving changed nothing
 
 
-def test_an_adapter_that_peft_wrote_is_read(tmp_path, base):
-    """rsLoRA with a rank of its own for one module, as PEFT saves it: the scale is PEFT's, alpha / sqrt(rank)."""
+def test_an_adapter_written_by_peft_is_loaded(tmp_path, base):
+    """rsLoRA with a separate rank for one module, as PEFT saves it: the scale is PEFT's, alpha / sqrt(rank)."""
     import peft
 
     config = peft.LoraConfig(
@@ -324,19 +324,19 @@ def broken(folder: Path, sft: Path, **changes: Any) -> Path:
     [
         ({"model.lora.rank": 0, "model.lora.targets": ["q_proj"]}, "model.lora.targets is set, but model.lora.rank is 0"),
         ({"model.lora.rank": 0, "model.lora.adapter": "{sft}"}, "model.lora.adapter is set, but model.lora.rank is 0"),
-        ({"model.lora.targets": ["query"]}, "'query' names no module of LlamaForCausalLM; there are: down_proj, gate_proj, k_proj"),
+        ({"model.lora.targets": ["query"]}, "LlamaForCausalLM has no module 'query'. Available: down_proj, gate_proj, k_proj"),
         ({"model.lora.targets": ["lm_head"]}, "'lm_head' is the output projection, which stays frozen"),
-        ({"model.lora.targets": ["mlp"]}, "'mlp' is a LlamaMLP and not a linear layer; there are: down_proj"),
+        ({"model.lora.targets": ["mlp"]}, "'mlp' is a LlamaMLP, not a linear layer. Available: down_proj"),
         ({"model.lora.adapter": "/nowhere"}, "model.lora.adapter: /nowhere has no adapter_config.json"),
         ({"model.lora.adapter": "{base}"}, "has no adapter_config.json"),
         ({"model.lora.adapter": "{sft}", "model.lora.alpha": 7.0}, "model.lora.alpha is 7.0, but the adapter in"),
         ({"model.lora.adapter": "{sft}", "model.lora.targets": ["q_proj"]}, "model.lora.targets is ['q_proj'], but the adapter"),
-        ({"model.source": "{sft}"}, "is a PEFT adapter and not a model. Set model.source to its base"),
+        ({"model.source": "{sft}"}, "is a PEFT adapter, not a model. Set model.source to its base"),
         ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.hidden_size": 16}, "does not fit LlamaForCausalLM"),
-        ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.num_layers": 1}, "Set model.source to the base"),
+        ({"model.source": "scratch", "model.lora.adapter": "{sft}", "model.scratch.num_layers": 1}, "Set model.source to its base"),
     ],
 )  # fmt: skip
-def test_mistakes_are_answered_with_the_field_and_the_fix(tmp_path, base, sft, changes, said):
+def test_mistakes_are_refused_with_the_field_and_the_fix(tmp_path, base, sft, changes, said):
     given = {key: value.format(base=base, sft=sft) if isinstance(value, str) else value for key, value in changes.items()}
     with pytest.raises(ModelError) as problem:
         train_tiny(tmp_path, **{**FAST, **adapted(base), **given})
@@ -346,17 +346,17 @@ def test_mistakes_are_answered_with_the_field_and_the_fix(tmp_path, base, sft, c
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"peft_type": "IA3"}, "holds an adapter of type IA3; only LORA is served"),
+        ({"peft_type": "IA3"}, "contains an adapter of type IA3; only LORA is supported"),
         ({"use_dora": True}, "a variant of LoRA (use_dora)"),
         ({"modules_to_save": ["lm_head"]}, "whole trained modules (modules_to_save)"),
         ({"bias": "all"}, "trained biases (bias = 'all')"),
-        ({"init_lora_weights": "pissa"}, "a base that its start has changed (init_lora_weights = 'pissa')"),
-        ({"target_modules": ["query"]}, "finds none of its layers in LlamaForCausalLM"),
+        ({"init_lora_weights": "pissa"}, "a start that changes the base (init_lora_weights = 'pissa')"),
+        ({"target_modules": ["query"]}, "LlamaForCausalLM has none of its layers"),
         ({"target_modules": ["q_proj"]}, "does not fit LlamaForCausalLM"),
         ({"r": 5}, "does not fit LlamaForCausalLM"),
     ],
 )
-def test_adapters_that_cannot_be_served_are_refused_by_name(tmp_path, base, sft, changes, said):
+def test_unsupported_adapters_are_refused_by_name(tmp_path, base, sft, changes, said):
     folder = broken(tmp_path / "adapter", sft, **changes)
     model, _ = load_pretrained(str(base))
     with pytest.raises(ModelError) as problem:
@@ -367,20 +367,20 @@ def test_adapters_that_cannot_be_served_are_refused_by_name(tmp_path, base, sft,
 
 @pytest.mark.parametrize("value", [float("nan"), float("-inf")])
 def test_an_adapter_that_is_not_finite_is_refused_by_name(tmp_path, base, sft, value):
-    """Every logit would be NaN, and what is said about them would send one looking elsewhere."""
+    """Every logit would be NaN, and the later errors would be misleading."""
     folder = broken(tmp_path / "adapter", sft)
     values = load_file(folder / "adapter_model.safetensors")
     name = min(values)
     values[name][0, 0] = value
     save_file(values, folder / "adapter_model.safetensors")
-    with pytest.raises(ModelError, match=r"adapter_model\.safetensors holds NaN or infinity in model\.layers\.0\..*weight;"):
+    with pytest.raises(ModelError, match=r"adapter_model\.safetensors has NaN or infinity in model\.layers\.0\..*weight\."):
         lora.load_adapter(load_pretrained(str(base))[0], folder, str(base))
 
 
 def test_a_pickle_is_never_read(tmp_path, base, sft):
     folder = broken(tmp_path / "adapter", sft)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(ModelError, match="only a pickle, which is never read"):
+    with pytest.raises(ModelError, match="only a pickle, which is never loaded"):
         lora.load_adapter(load_pretrained(str(base))[0], folder, str(base))
 
 
@@ -410,7 +410,7 @@ def test_a_rate_for_full_training_is_warned_about():
 
 @pytest.mark.parametrize("rank", [2, 16])
 def test_runs_on_own_code_and_on_modules_agree(tmp_path, monkeypatch, rank):
-    """With the same seed the same completions, rewards, losses and updates, up to rounding; and of sampling and training no rounding."""
+    """With the same seed the same completions, rewards, losses and updates up to rounding; sampling and training agree exactly."""
     said = []
     prepare = Policy.prepare
     monkeypatch.setattr(Policy, "prepare", lambda self, *args, **named: said.append(prepare(self, *args, **named)) or said[-1])
@@ -437,13 +437,13 @@ def test_runs_on_own_code_and_on_modules_agree(tmp_path, monkeypatch, rank):
 
 
 @pytest.mark.parametrize("engine", ["auto", "local"])
-def test_own_kernels_are_had_by_name(tmp_path, engine):
+def test_own_kernels_can_be_requested(tmp_path, engine):
     settings = {"model.lora.rank": RANK, "model.kernels": "fused", "sampling.engine": engine}
     assert train_tiny(tmp_path, **FAST, **settings).status == "finished"
 
 
 def test_own_kernels_are_refused_by_name_and_never_replaced(tmp_path):
-    """An order that cannot be followed is not answered with another engine."""
+    """Kernels that cannot be used are an error, not a fallback to another engine."""
     settings = {"model.lora.rank": RANK, "model.kernels": "fused", "sampling.engine": "hf"}
     with pytest.raises(ModelError, match=r'model\.kernels = "fused" is not possible') as said:
         train_tiny(tmp_path, **FAST, **settings)
@@ -465,7 +465,7 @@ def checkpoint_bytes(run: Path) -> int:
 
 @pytest.mark.parametrize("engine", ["local", "hf"])
 def test_engine_trainer_and_reference_agree_and_rollouts_see_the_adapter(tmp_path, engine):
-    """Before the first update ratio 1 and KL exactly 0; after a huge step the same prompt is answered by another policy."""
+    """Before the first update ratio 1 and KL exactly 0; after a huge step another policy completes the same prompt."""
     import pyarrow.parquet as pq
 
     one_prompt = {"prompts.limit": 1, "train.prompts_per_step": 1, "train.group_size": 8, "evaluation.held_out": 0.0}
@@ -607,7 +607,7 @@ def test_a_stopped_run_ends_with_the_same_bits(tmp_path, monkeypatch, base, sft,
 
 
 def test_a_base_that_changed_is_refused_on_resume(tmp_path, monkeypatch, base):
-    """The checkpoint holds the adapter alone, and without KL nothing else would notice."""
+    """The checkpoint holds only the adapter, and without KL nothing else would detect it."""
     mine = shutil.copytree(base, tmp_path / "mine")
     settings = {**SHORT, **adapted(mine), "algorithm.kl_coef": 0.0}
     with monkeypatch.context() as patch:
@@ -621,7 +621,7 @@ def test_a_base_that_changed_is_refused_on_resume(tmp_path, monkeypatch, base):
         session.resume(tmp_path / "run")
 
 
-def test_ppo_values_with_adapters_of_its_own_over_the_policys_base(base, tmp_path):
+def test_ppo_values_with_its_own_adapters_over_the_policys_base(base, tmp_path):
     from cohort.model.critic import Critic
 
     recipe = tiny(tmp_path, **adapted(base))
@@ -635,7 +635,7 @@ def test_ppo_values_with_adapters_of_its_own_over_the_policys_base(base, tmp_pat
 
 @pytest.mark.parametrize("merge", [True, False])
 def test_evaluate_gives_the_numbers_of_the_runs_own_evaluations(tmp_path, base, merge):
-    """The final model, merged or not, the start, and a checkpoint that holds the adapter alone."""
+    """The final model, merged or not, the start, and a checkpoint that holds only the adapter."""
     from cohort.tools.evaluate import run_evaluation
 
     settings = {"evaluation.samples": 8, "evaluation.greedy": False, "model.lora.merge": merge, "optimizer.learning_rate": 2e-2}

@@ -265,8 +265,8 @@ def test_an_update_reads_one_number_back(monkeypatch):
     assert reads == ["__float__"]
 
 
-def test_no_gradient_has_no_norm_shared_out_either():
-    """A minibatch in which nothing pushes has no gradient on any rank: nobody is asked for a share of its norm."""
+def test_without_a_gradient_the_sharded_norm_is_zero():
+    """A minibatch without any gradient has none on any rank, and no rank computes a share of its norm."""
     from cohort.model.sharding import ShardedWeights
 
     assert float(ShardedWeights.measure_norm(object.__new__(ShardedWeights), [])) == 0.0

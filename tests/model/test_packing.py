@@ -1,4 +1,4 @@
-"""pack() and its neighbours: what is shifted, masked, left out, and how a batch is cut."""
+"""pack() and its helpers: shifts, masks, excluded rows, and how a batch is split."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def with_common_prompts(examples: list[Example]) -> list[Example]:
 
 
 def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: float) -> list[tuple[int, int]]:
-    """Every trained token has its own numbers, and is predicted from the token before it; gives (example, place) of each."""
+    """Every trained token has its own values and is predicted from the token before it; returns (example, place) of each."""
     layout, seen = micro.layout, []
     assert micro.num_rows == layout.num_rows == len(micro.group_B)
     for number, row in enumerate(micro.row_M.tolist()):
@@ -37,7 +37,7 @@ def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: floa
         place = places[int((micro.row_M[:number] == row).sum())]
         seen.append((micro.examples[row], place))
         assert micro.token_ids_M[number] == example.completion_ids[place]
-        before, whole = int(micro.before_M[number]), example.prompt_ids + example.completion_ids
+        before, whole = int(micro.before.index_N[number]), example.prompt_ids + example.completion_ids
         at = len(example.prompt_ids) + place
         assert layout.token_ids_T[before] == whole[at - 1]
         assert layout.positions_T[before] == at - 1
@@ -51,8 +51,8 @@ def check_the_tokens_of(micro: MicroBatch, examples: list[Example], weight: floa
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
-def test_what_was_laid_out_serves_again_with_other_numbers(share_prompts):
-    """Scoring comes first, without weights or advantages; training then finds the same rows, and puts its own numbers in."""
+def test_layouts_are_reused_with_other_values(share_prompts):
+    """Scoring comes first, without weights or advantages; training then reuses the rows with its own values."""
     examples = with_common_prompts(ragged_examples(tiny_policy()))
     options = OPTIONS | {"micro_batch_tokens": 25, "share_prompts": share_prompts}
     layouts = Layouts()
@@ -79,7 +79,7 @@ def test_what_was_laid_out_serves_again_with_other_numbers(share_prompts):
 
 
 @pytest.mark.parametrize("minibatches", [1, 3])
-def test_a_step_lays_each_minibatch_out_once(tmp_path, monkeypatch, minibatches):
+def test_a_step_computes_the_layout_of_each_minibatch_once(tmp_path, monkeypatch, minibatches):
     """Old, reference and two passes: as many layouts as there are minibatches of different members, one micro-batch each."""
     made: list[int] = []
     plans: list[list[list[int]]] = []
@@ -94,7 +94,7 @@ def test_a_step_lays_each_minibatch_out_once(tmp_path, monkeypatch, minibatches)
 
 
 @pytest.mark.parametrize("share_prompts", [False, True])
-def test_every_trained_token_once_with_its_own_numbers(share_prompts):
+def test_every_trained_token_appears_once_with_its_own_values(share_prompts):
     """Through sorting, cutting and sharing, each trained token keeps its id, advantage, old and reference log-prob."""
     policy = tiny_policy()
     examples = with_common_prompts(ragged_examples(policy, off_policy=0.2, reference=True))
@@ -116,7 +116,7 @@ def test_every_trained_token_once_with_its_own_numbers(share_prompts):
 
 def test_a_prompt_without_tokens_is_refused():
     example = replace(ragged_examples(tiny_policy())[0], prompt_ids=())
-    with pytest.raises(InvariantError, match="prompt without tokens"):
+    with pytest.raises(InvariantError, match="a prompt has no tokens"):
         pack([example], micro_batch_tokens=100, **OPTIONS)
 
 
@@ -124,7 +124,7 @@ def test_a_prompt_without_tokens_is_refused():
 
 
 def shaped(*groups: tuple[int, tuple[int, ...]]) -> list[Example]:
-    """(prompt length, completion lengths) of each group, with ids that tell prompts and completions apart."""
+    """(prompt length, completion lengths) of each group, with different ids for prompts and completions."""
     examples = []
     for group, (prompt, lengths) in enumerate(groups):
         for length in lengths:
@@ -143,8 +143,8 @@ def shaped(*groups: tuple[int, tuple[int, ...]]) -> list[Example]:
     return examples
 
 
-def test_a_shared_prompt_stands_once_before_all_completions():
-    """Written out: prompts first, then completions in the order of their prompts, positions going on."""
+def test_a_shared_prompt_is_stored_once_before_all_completions():
+    """Written out: prompts first, then completions in the order of their prompts, with continued positions."""
     (micro,) = pack(shaped((2, (3, 1)), (1, (2,))), micro_batch_tokens=100, share_prompts=True, **OPTIONS).micro_batches
     layout = micro.layout
     assert layout.token_ids_T.tolist() == [1, 2, 11, 100, 101, 102, 200, 300, 301]
@@ -155,7 +155,7 @@ def test_a_shared_prompt_stands_once_before_all_completions():
     assert shared.completion_starts.tolist() == [0, 3, 4, 6]
     assert shared.copies.index_N.tolist() == [0, 1, 0, 1, 2], "the prompt of each row"
     assert shared.copy_starts.tolist() == [0, 2, 4, 5]
-    assert micro.before_M.tolist() == [1, 3, 4, 1, 2, 7]
+    assert micro.before.index_N.tolist() == [1, 3, 4, 1, 2, 7]
     assert micro.row_M.tolist() == [0, 0, 0, 1, 2, 2]
 
 
@@ -165,7 +165,7 @@ def test_without_sharing_rows_follow_each_other():
     assert micro.layout.token_ids_T.tolist() == [1, 2, 100, 101, 102, 1, 2, 200, 11, 300, 301]
     assert micro.layout.positions_T.tolist() == [0, 1, 2, 3, 4, 0, 1, 2, 0, 1, 2]
     assert micro.layout.segment_starts.tolist() == [0, 5, 8, 11]
-    assert micro.before_M.tolist() == [1, 2, 3, 6, 8, 9]
+    assert micro.before.index_N.tolist() == [1, 2, 3, 6, 8, 9]
     assert micro.layout.shared is None
 
 
@@ -178,7 +178,7 @@ def test_sharing_is_done_where_it_saves_a_twentieth_of_the_tokens(prompt, pays):
     assert micro.layout.num_tokens == 100 + prompt * (1 if pays else 2)
 
 
-def test_groups_stay_whole_where_they_fit_and_are_cut_where_they_do_not():
+def test_groups_stay_whole_if_they_fit_and_are_split_otherwise():
     """Prompts of 4, four completions of 4: 20 tokens a group, 12 a half, 8 alone."""
     examples = shaped((4, (4,) * 4), (4, (4,) * 4))
 
@@ -229,7 +229,7 @@ def test_unscored_and_left_out_rollouts_make_no_examples():
     assert examples[0].sampling_logprobs_T.tolist() == [-0.5, -1.5, -2.5]
 
 
-def test_truncated_completions_are_masked_only_when_asked():
+def test_truncated_completions_are_masked_only_on_request():
     rollouts = [rollout(0, 0, 1.0, end="length"), rollout(0, 1, 0.0, mask=(True, False, True))]
     plain = make_examples(rollouts)
     masked = make_examples(rollouts, mask_truncated=True)

@@ -1,4 +1,4 @@
-"""The reference: where it stays, how it follows, and that more KL means less distance."""
+"""The reference: when it stays, how it follows, and that a larger KL coefficient gives less distance."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from cohort.model.reference import Reference
+from cohort.model.frozen import Reference
 from conftest import tiny_policy
 from session_tools import rows_of, train_tiny
 
@@ -98,7 +98,7 @@ def test_a_reference_refreshed_every_step_is_at_distance_zero_in_every_step(tmp_
     ids=["k3", "k2", "k1 corrected", "k1 in the reward", "k1 per token"],
 )
 def test_a_larger_coefficient_keeps_the_policy_closer(tmp_path, choices):
-    """The sign of the KL, for every place it can stand in."""
+    """The sign of the KL, in every place where it can be used."""
     common = {**ONE_UPDATE, "train.num_steps": 12, "optimizer.learning_rate": 3e-3, "train.prompts_per_step": 8, **choices}
     last = {}
     for coef in (0.001, 2.0):
@@ -112,8 +112,8 @@ def timed(name: str) -> bool:
 
 
 @pytest.mark.parametrize("stale", [False, pytest.param(True, marks=pytest.mark.prove)], ids=["one update", "two passes"])
-def test_the_kl_can_be_watched_without_being_held(tmp_path, stale):
-    """Same bits of training with and without a watcher, and the same KL as with a coefficient too small to hold anything."""
+def test_the_kl_can_be_monitored_without_a_penalty(tmp_path, stale):
+    """The same training bits with and without the KL monitor, and the same KL as with a negligible coefficient."""
     passes = {"train.passes_per_step": 2, "algorithm.kl_in": "loss"} if stale else {}
     common = {**ONE_UPDATE, "train.num_steps": 4, "optimizer.learning_rate": 3e-3, "algorithm.name": "dr_grpo", **passes}
     plain = train_tiny(tmp_path, "plain", **common).folder

@@ -1,4 +1,4 @@
-"""The model built here: its size, its weights per seed, and a tokenizer that survives saving to the character."""
+"""The model built from scratch: its size, its weights per seed, and a tokenizer that is saved without loss."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_the_default_has_the_size_its_shape_says_and_stays_small():
     assert model.get_input_embeddings().weight is not model.get_output_embeddings().weight
 
 
-def test_the_seed_alone_decides_the_weights_and_the_global_generator_is_left_alone():
+def test_the_weights_depend_only_on_the_seed_and_the_global_generator_is_unchanged():
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -70,7 +70,7 @@ def test_every_text_over_the_alphabet_comes_back_exactly(text: str):
     assert TOKENIZER.decode(ids) == text
 
 
-def test_unknown_characters_and_special_tokens_have_ids_of_their_own():
+def test_unknown_characters_and_special_tokens_have_separate_ids():
     assert TOKENIZER("1z2")["input_ids"].count(TOKENIZER.unk_token_id) == 1
     assert len({TOKENIZER.pad_token_id, TOKENIZER.eos_token_id, TOKENIZER.unk_token_id}) == 3
     assert TOKENIZER.bos_token_id is None
@@ -102,11 +102,11 @@ def test_saving_and_loading_changes_nothing(tmp_path, folder: str):
         ({"num_heads": 4, "num_kv_heads": 3}, "must divide num_heads"),
     ],
 )
-def test_shapes_that_cannot_be_built_are_refused_in_words(shape, message):
+def test_invalid_shapes_are_refused_with_the_reason(shape, message):
     with pytest.raises(ModelError, match=message):
         build_scratch(ScratchConfig(**shape), ["ab"], seed=0)
 
 
 def test_an_empty_alphabet_is_refused():
-    with pytest.raises(ModelError, match="no alphabet"):
+    with pytest.raises(ModelError, match="to collect an alphabet from"):
         build_scratch(SMALL, [], seed=0)

@@ -1,4 +1,4 @@
-"""Models shared out with FSDP2 by real processes: the same bits on one, two and three ranks as in one process without sharding."""
+"""Models sharded with FSDP2 by real processes: the same bits on one, two and three ranks as in one process without sharding."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KINDS = ("untied", "tied", "lora")
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What rank 0 of three processes has written down."""
+    """The results that rank 0 of three processes wrote."""
     out = tmp_path_factory.mktemp("sharding") / "found.pt"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parents[2] / "src")}
     run = subprocess.run([sys.executable, str(SCRIPT), str(out)], env=environment, capture_output=True, text=True, timeout=300)
@@ -37,7 +37,7 @@ def same(left: dict[str, Tensor], right: dict[str, Tensor]) -> bool:
 @pytest.mark.parametrize("what", ["gradients", "weights", "moments"])
 @pytest.mark.parametrize("size", [1, 2, 3])
 @pytest.mark.parametrize("kind", KINDS)
-def test_shared_out_a_model_trains_with_the_bits_of_one_process(found, kind, size, what):
+def test_a_sharded_model_trains_with_the_bits_of_one_process(found, kind, size, what):
     """Two of the ranks checkpoint their layers; one of two, or of three, takes a turn without work."""
     assert same(found[f"{kind} {size}"][what], found[f"{kind} plain"][what])
 
@@ -59,7 +59,7 @@ def test_the_norm_is_that_of_the_whole_gradient_on_every_rank(found):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("size", [1, 2, 3])
 def test_reference_engine_and_trainer_read_the_same_weights(found, kind, size):
-    """The reference is another policy until it becomes this one; what is gathered for an engine computes what was trained."""
+    """The reference is another policy until it becomes this one; the model gathered for an engine computes the same as the trained one."""
     assert found[f"{kind} {size}"]["reference"] == [False, True]
     assert found[f"{kind} {size}"]["whole"]
 
@@ -71,7 +71,7 @@ def test_each_rank_holds_a_slice_and_the_head_is_read_in_chunks(found):
     assert set(found["tied 3"]["why_not_linear"]) == {None}
 
 
-def test_what_two_ranks_saved_three_and_one_without_sharding_take_up(found):
+def test_a_checkpoint_of_two_ranks_loads_on_three_and_without_sharding(found):
     from cohort.model.optim import Adam32, MasterWeights
     from cohort.recipe.schema import OptimizerConfig
     from model.sharding_ranks import make_policy
@@ -91,13 +91,13 @@ def test_what_two_ranks_saved_three_and_one_without_sharding_take_up(found):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_a_critic_is_shared_out_too(found, size):
+def test_a_critic_is_sharded_too(found, size):
     assert torch.equal(found[f"critic {size}"]["values"], found["critic plain"]["values"])
     assert same(found[f"critic {size}"]["gradients"], found["critic plain"]["gradients"])
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_minibatches_without_work_hold_nobody_up(found, size):
+def test_minibatches_without_work_block_no_rank(found, size):
     assert found[f"masked {size}"]
 
 

@@ -1,4 +1,4 @@
-"""A tokenizer comes back as it was saved, whatever the model beside it is called."""
+"""A tokenizer is loaded as it was saved, for any model type."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Tokenizer
 
+from cohort.model.loading import PROBES, encode_probes, load_tokenizer
 from cohort.model.scratch import build_scratch
-from cohort.model.tokenizer import PROBES, encode_probes, load_tokenizer
 from cohort.recipe.schema import ScratchConfig
 
 TEXT = "12 + 3 = 15"
@@ -40,7 +40,7 @@ def test_a_tokenizer_of_characters_keeps_its_spaces(tmp_path, model_type):
 
 
 def test_qwens_own_tokenizer_stays_qwens(tmp_path):
-    """Same ids as its file: the class of transformers is kept, with all it knows."""
+    """The same ids as its file: the class of transformers is kept, with its own settings."""
     vocabulary = {character: number for number, character in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     vocabulary |= {"Ġ+": len(vocabulary), "<|endoftext|>": len(vocabulary) + 1}
     own = Qwen2Tokenizer(vocab=vocabulary, merges=[("Ġ", "+")])
@@ -62,11 +62,11 @@ def test_truncation_and_padding_in_the_file_are_no_difference(tmp_path):
     assert [len(ids) for ids in encode_probes(again)] == [len(text.encode()) for text in PROBES]
 
 
-def test_what_neither_way_reads_as_the_file_says_is_told(tmp_path, monkeypatch):
+def test_a_tokenizer_that_differs_from_its_file_is_a_warning(tmp_path, monkeypatch):
     own = characters()
     source = save(own, tmp_path, "qwen2")
-    monkeypatch.setattr("cohort.model.tokenizer.read_saved_ids", lambda source, revision: [[1]])
-    with pytest.warns(UserWarning, match=r"than tokenizer\.json in that folder"):
+    monkeypatch.setattr("cohort.model.loading.read_saved_ids", lambda source, revision: [[1]])
+    with pytest.warns(UserWarning, match=r"than the folder.s tokenizer\.json"):
         load_tokenizer(source)
 
 

@@ -26,9 +26,9 @@ from session_tools import tree
 HOSTILE = "\x1b[2J\x1b]0;owned\x07\x9b31m\r\u202e a\x00b \x7f end"
 
 
-def rollout(group, sample, text, reward, *, prompt=None, columns=None, extracted=None, gold_column="answer", **parts):
+def rollout(group, sample, text, reward, *, prompt=None, columns=None, extracted=None, answer_column="answer", **parts):
     columns = {"answer": "46"} if columns is None else columns
-    prompt = prompt or Prompt(group, "12+34=", columns, (1, 2), gold_column)
+    prompt = prompt or Prompt(group, "12+34=", columns, (1, 2), answer_column)
     outcome = Outcome(parts or {"right": reward}, reward, None if reward is None else reward >= 1, extracted)
     return Rollout(prompt, group, sample, Completion((1, 2), (0.0, -1.0), "stop", text), outcome, 0)
 
@@ -72,13 +72,13 @@ def test_the_files_hold_the_columns_of_the_row_by_name_and_what_was_extracted(tm
         "answer": "7", "solution": "46", "level": 3, "share": 0.5, "hard": True, "tests": [{"in": 1}], "reward": "mine", "none": None,
         "reward/right": "x", "long": "é" * 5000, "half": "a\ud800b", "huge": 1 << 70, "row": 5, "code": {"é": 1},
     }  # fmt: skip
-    first = rollout(0, 0, "so 47", 0.0, columns=columns, extracted="47", gold_column="solution")
+    first = rollout(0, 0, "so 47", 0.0, columns=columns, extracted="47", answer_column="solution")
     mixed = Prompt(1, "p", {"level": "many"}, (1,))
     folder = RunFolder(tmp_path)
     folder.write_rollouts(1, [first], [0.0])
     folder.write_rollouts(2, [first, rollout(1, 0, "b", 1.0, prompt=mixed)], [0.0, 0.0])
     row = pq.read_table(folder.rollouts_file(1)).to_pylist()[0]
-    assert (row["extracted"], row["gold"], row["answer"], row["solution"]) == ("47", "46", "7", "46")
+    assert (row["extracted"], row["reference_answer"], row["answer"], row["solution"]) == ("47", "46", "7", "46")
     assert (row["level"], row["share"], row["hard"], row["none"]) == (3, 0.5, True, None)
     assert (row["tests"], row["code"], row["huge"], row["half"]) == ('[{"in": 1}]', '{"é": 1}', str(1 << 70), "a?b")
     assert (row["reward"], row["row/reward"], row["reward/right"], row["row/reward/right"]) == (0.0, "mine", 0.0, "x")
@@ -101,7 +101,7 @@ def test_long_columns_do_not_make_the_files_long(tmp_path):
 # -- the text ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_group_shows_prompt_gold_best_worst_parts_and_what_was_extracted():
+def test_a_group_shows_prompt_reference_answer_best_worst_parts_and_what_was_extracted():
     members = [
         rollout(3, 0, "so 46", 1.1, extracted="46", form=1.0, shape=0.1),
         rollout(3, 1, "", 0.5, form=0.5, shape=None),
@@ -110,7 +110,7 @@ def test_a_group_shows_prompt_gold_best_worst_parts_and_what_was_extracted():
     assert printed(rollouts=members) == [
         "step 7, group 3: 1 of 3 right, mean reward 0.533",
         "  prompt   12+34=",
-        "  gold     46",
+        "  expected 46",
         "  best     reward 1.1 · form 1 · shape 0.1 · right · extracted 46 · 2 tokens",
         "           so 46",
         "  worst    reward 0 · form 0 · shape 0 · wrong · extracted 47 · 2 tokens",
@@ -122,7 +122,7 @@ def test_a_group_shows_prompt_gold_best_worst_parts_and_what_was_extracted():
     flat = printed(rollouts=GROUPS[:2])
     assert [line.split()[0] for line in flat if line.startswith("  ") and line[2] != " "] == [
         "prompt",
-        "gold",
+        "expected",
         "one",
         "another",
     ]
@@ -131,7 +131,7 @@ def test_a_group_shows_prompt_gold_best_worst_parts_and_what_was_extracted():
     assert silent[3:] == ["  one      no score · 2 tokens", "           (nothing)"]
 
 
-def test_without_a_gold_the_short_columns_are_shown_and_a_chat_is_no_json():
+def test_without_a_reference_answer_the_short_columns_are_shown_and_a_chat_is_no_json():
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     prompt = Prompt(0, messages, {"target": "4", "essay": "x" * 500, "empty": None}, (1,))
     lines = printed(rollouts=[rollout(0, 0, "4", 1.0, prompt=prompt)])
@@ -180,10 +180,10 @@ def test_look_shows_the_last_step_that_was_kept_or_the_one_that_is_named(run, ca
     assert [f"row {n}" in whole for n in range(6)] == [False, False, True, True, True, False]
     wrong = look(capsys, run, step=2, wrong=True)
     assert "so 47" in wrong
-    assert "so 46" not in wrong.replace("gold     46", "")
+    assert "so 46" not in wrong.replace("expected 46", "")
     assert "3 of 5 completions of step 2 are wrong" in wrong
     rows = [json.loads(line) for line in look(capsys, run, step=2, wrong=True, group=1, as_json=True).splitlines()]
-    assert [(row["completion"], row["extracted"], row["gold"], row["answer"], row["row"]) for row in rows] == [
+    assert [(row["completion"], row["extracted"], row["reference_answer"], row["answer"], row["row"]) for row in rows] == [
         ("so 47", "47", "46", "46", 4)
     ]
 
@@ -246,7 +246,7 @@ class Watcher:
 
 
 def test_a_run_shows_step_1_and_every_nth_and_feeds_columns_of_other_names(tmp_path, monkeypatch):
-    """One run: `columns` from Python, the gold in samples and rollouts, on_rollouts at its steps, the console, and look."""
+    """One run: `columns` from Python, the reference answer in samples and rollouts, on_rollouts at its steps, the console, and look."""
     monkeypatch.delenv("COLUMNS", raising=False)
     rows = [
         {"prompt": f"{a}+{b}=", "solution": str(a + b), "demonstration": f"{a}+{b}+0={a + b}\n>{a + b}"}
@@ -269,9 +269,9 @@ def test_a_run_shows_step_1_and_every_nth_and_feeds_columns_of_other_names(tmp_p
     for step, seen in first.seen:
         assert seen == read_rollouts(folder.rollouts_file(step))
     kept = read_rollouts(folder.rollouts_file(1))
-    assert all(row["gold"] == row["solution"] == str(eval_sum(row["prompt"])) for row in kept)
+    assert all(row["reference_answer"] == row["solution"] == str(eval_sum(row["prompt"])) for row in kept)
     assert any(row["success"] for row in kept)  # a reward that read another column would pay nobody
-    assert all(row["success"] == (row["extracted"] == row["gold"]) for row in kept)
+    assert all(row["success"] == (row["extracted"] == row["reference_answer"]) for row in kept)
     samples = [json.loads(line) for line in (run.folder / "samples" / "before.jsonl").read_text().splitlines()]
     assert all(sample["answer"] == str(eval_sum(sample["prompt"])) for sample in samples)
     console = Console(file=io.StringIO(), width=80, color_system=None)

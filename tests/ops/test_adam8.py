@@ -1,4 +1,4 @@
-"""8-bit moments: codes by hand, unbiased keyed rounding, no explosion, and training that follows 32 bits."""
+"""8-bit moments: codes by hand, unbiased keyed rounding, bounded steps, and training that follows 32 bits."""
 
 from __future__ import annotations
 

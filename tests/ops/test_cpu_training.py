@@ -1,4 +1,4 @@
-"""Compiled training on a CPU: its operations against their twins, attention against autograd in float64, whole models against
+"""Compiled training on a CPU: its operations against their references, attention against autograd in float64, whole models against
 the modules of transformers, and runs on it."""
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def test_structures_are_read_from_the_sources() -> None:
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_delta", [True, False])
-def test_norms_forward_have_the_bits_of_the_twin(rows: int, width: int, with_delta: bool) -> None:
+def test_norms_forward_have_the_bits_of_the_reference(rows: int, width: int, with_delta: bool) -> None:
     operations = load(width=width)
     hidden, delta, weight = 3 * noise(rows, width), noise(rows, width, seed=1) if with_delta else None, noise(width)
     expected = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
@@ -150,15 +150,17 @@ def test_norms_forward_have_the_bits_of_the_twin(rows: int, width: int, with_del
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("with_total", [True, False])
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True), (False, False)])
-def test_gradients_of_norms_are_those_of_the_twin(rows: int, width: int, with_total: bool, wanted: tuple[bool, bool]) -> None:
+def test_gradients_of_norms_are_those_of_the_reference(
+    rows: int, width: int, with_total: bool, wanted: tuple[bool, bool]
+) -> None:
     operations = load(width=width)
     total, weight = 3 * noise(rows, width), noise(width)
     inverse = torch.rsqrt(total.pow(2).mean(-1) + EPSILON)
     d_normed, d_total = noise(rows, width, seed=1), noise(rows, width, seed=2) if with_total else None
     given, inputs = [d_normed, d_total], NormInputs(total, inverse, weight)
     found = operations.add_norm_backward(*given, inputs, *wanted)
-    twin = TorchOperations.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
-    assert_close(found, twin)
+    expected = TorchOperations.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
+    assert_close(found, expected)
     strided = [None if part is None else apart(part) for part in given]
     assert_same(operations.add_norm_backward(*strided, inputs, *wanted), found)
 
@@ -170,7 +172,7 @@ def turns(rows: int, dim: int) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.parametrize(("dim", "group"), SHAPES)
 @pytest.mark.parametrize("rows", ROWS)
-def test_rotations_have_the_bits_of_the_twin_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
+def test_rotations_have_the_bits_of_the_reference_and_their_gradients_its_numbers(rows: int, dim: int, group: int) -> None:
     operations, heads = load(dim, group), Heads(2 * group, 2, dim)
     qkv, angles = noise(rows, heads.width), turns(rows, dim)
     rotary = Rotary(*angles, heads)
@@ -183,13 +185,13 @@ def test_rotations_have_the_bits_of_the_twin_and_their_gradients_its_numbers(row
     for want_bias in (True, False):
         found = operations.rotary_backward(gradients, None, rotary, want_bias, False)
         exact = [in_float64(gradient) for gradient in gradients]
-        twin = TorchOperations.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
-        assert_close(found, twin)
+        expected = TorchOperations.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
+        assert_close(found, expected)
         strided = [apart(gradient) for gradient in gradients]
         assert_same(operations.rotary_backward(strided, None, rotary, want_bias, False), found)
 
 
-def test_norms_of_heads_are_the_twins() -> None:
+def test_norms_of_heads_use_torch() -> None:
     operations, heads = load(16, 2), Heads(4, 2, 16)
     qkv, rotary = noise(33, heads.width), Rotary(*turns(33, 16), heads, noise(16), noise(16, seed=1), EPSILON)
     outputs = operations.rotary_forward(qkv, rotary)
@@ -203,7 +205,7 @@ def test_norms_of_heads_are_the_twins() -> None:
 
 @pytest.mark.parametrize("width", [3, 16, 20, 33, 64, 100])
 @pytest.mark.parametrize("rows", ROWS)
-def test_swiglu_has_the_bits_of_silu_and_gradients_the_numbers_of_the_twin(rows: int, width: int) -> None:
+def test_swiglu_has_the_bits_of_silu_and_gradients_the_numbers_of_the_reference(rows: int, width: int) -> None:
     """Bits of silu as the modules take it, of whole tensors: of a strided row that is not full, PyTorch's has others."""
     operations = load()
     gate_up, d_activation = 4 * noise(rows, 2 * width), noise(rows, width)
@@ -498,7 +500,7 @@ def test_threads_do_not_pile_up() -> None:
         return sum(thread.name.startswith("train") for thread in threading.enumerate())
 
     def at_most(threads: int) -> bool:
-        """Threads of a pool that nobody has any more end by themselves, a moment later."""
+        """Threads of an unreferenced pool end shortly afterwards."""
         deadline = time.monotonic() + 10
         while count() > threads and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -16,7 +16,7 @@ pytest.importorskip("peft", reason="adapters need peft")
 from fused_models import KINDS, adapt
 from test_fused_cpu import build, decode, prompts_and_rest
 
-from cohort.engine.support import prove_decoder, prove_local
+from cohort.engine.decoders import prove_decoder, prove_local
 from cohort.errors import EngineError
 from cohort.model import lora
 from cohort.model.backbone import ModuleBackbone

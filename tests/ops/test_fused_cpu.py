@@ -130,7 +130,7 @@ def test_other_sizes_agree_within_rounding(width):
     assert (logprobs[0] - logprobs[1]).abs().max() <= 1e-5
 
 
-def test_inexact_attention_differs_by_rounding_alone():
+def test_inexact_attention_differs_only_by_rounding():
     model = build("llama")
     tokens_BT, prompt_B = prompts_and_rest(20, 48)
     decoder = CpuDecoder(fuse(model), 20, 48, exact=False)
@@ -143,7 +143,7 @@ def test_inexact_attention_differs_by_rounding_alone():
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_no_bit(threads):
-    """Each thread has rows of its own; the number of OpenMP threads is put back."""
+    """Each thread has its own rows; the number of OpenMP threads is restored."""
     model = build("llama", num_hidden_layers=2)
     tokens_BT, prompt_B = prompts_and_rest(51, 24)
     alone = CpuDecoder(fuse(model), 51, 24)
@@ -226,7 +226,7 @@ def test_a_new_decoder_sees_weights_changed_in_place():
     assert (after_BTH - before_BTH).abs().min(-1).values.max() > 0
 
 
-def test_the_memory_hands_its_memory_on_and_nothing_of_what_it_holds():
+def test_the_memory_is_reused_without_its_content():
     """The first decoder leaves NaN everywhere; the second, smaller one runs in the same memory with the right bits."""
     model, memory = build("llama", num_hidden_layers=2), DecodeMemory()
     CpuDecoder(fuse(model), 20, 32, memory)

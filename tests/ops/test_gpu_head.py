@@ -107,7 +107,7 @@ def test_gradients_do_not_depend_on_chunks_or_on_what_is_kept():
 
 
 @pytest.mark.parametrize("curve", CURVES)
-def test_kernels_against_their_twins_in_float64(curve):
+def test_kernels_against_their_references_in_float64(curve):
     generator = torch.Generator(device="cuda").manual_seed(0)
     logits_CV = 4 * torch.randn(64, V, device="cuda", generator=generator)
     token_ids_C = torch.randint(0, V, (64,), device="cuda", generator=generator)

@@ -7,8 +7,8 @@ import transformers
 from transformers import AutoModelForCausalLM
 
 import interpreter
-from cohort.engine.slots import SlotState
-from cohort.engine.support import prove_decoder, prove_local
+from cohort.engine.decoders import prove_decoder, prove_local
+from cohort.engine.scheduler import SlotState
 from cohort.ops.fused import kernels_decode as kernels
 from cohort.ops.fused.family import fuse
 from cohort.ops.fused.kernels_decode import FusedDecoder
@@ -100,14 +100,14 @@ def test_few_rows_are_split_and_many_are_not():
 
 
 def make_state(rows, completions, width, stop_ids=()):
-    state = SlotState(rows, completions, Sampling(1, 1.0, width, stop_ids), torch.device("cpu"))
+    state = SlotState(rows, completions, Sampling(1, 1.0, width, stop_ids), torch.device("cpu"), width)
     state.start_call([make_row_key(KEY, number, 0) for number in range(completions)], [width] * completions)
     return state
 
 
 @pytest.mark.parametrize("temperature", [0.7, 0.0])
 @pytest.mark.parametrize("vocabulary", [50, 40_000])
-def test_sample_is_its_twin(temperature, vocabulary):
+def test_sample_equals_its_reference(temperature, vocabulary):
     """Tokens, log-probs, counts, positions and ends of the kernel are those of the sampler that every engine uses."""
     torch.manual_seed(0)
     states = [make_state(6, 9, 4, stop_ids=(3, 7)) for _ in range(2)]
@@ -118,15 +118,15 @@ def test_sample_is_its_twin(temperature, vocabulary):
         state.admit(torch.arange(6), torch.tensor([8, 7, 6, 5, 4, 3], dtype=torch.int32), torch.arange(10, 16), begun)
         state.done_S[3] = 1
     sampling = Sampling(1, temperature, 4, (3, 7))
-    ours, twin = states
+    ours, expected = states
     for step in range(3):
         logits = 3 * torch.randn(4, vocabulary)
         ours._sample_with_kernels(rows, logits, sampling, advance=step > 0)
-        twin._sample_in_torch(rows, logits, sampling, advance=step > 0)
-        assert ours.token_ids_NT[:9].tolist() == twin.token_ids_NT[:9].tolist()
-        assert torch.allclose(ours.logprobs_NT[:9], twin.logprobs_NT[:9], atol=1e-5)
+        expected._sample_in_torch(rows, logits, sampling, advance=step > 0)
+        assert ours.token_ids_NT[:9].tolist() == expected.token_ids_NT[:9].tolist()
+        assert torch.allclose(ours.logprobs_NT[:9], expected.logprobs_NT[:9], atol=1e-5)
         for name in ("counts_S", "positions_S", "done_S"):
-            assert getattr(ours, name).tolist() == getattr(twin, name).tolist(), name
+            assert getattr(ours, name).tolist() == getattr(expected, name).tolist(), name
     assert ours.done_S[2] == 1, "the limit of its completion was reached"
     assert ours.counts_S[3] == 0, "a row that is done samples nothing"
 

@@ -1,4 +1,4 @@
-"""The kernels of the loss head under Triton's interpreter, on the CPU, against their twins in plain torch."""
+"""The kernels of the loss head under Triton's interpreter, on the CPU, against plain torch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def inputs(vocabulary: int, rows: int = 4, spread: float = 4.0) -> tuple[torch.T
 
 
 def exact(logits_CV: torch.Tensor, token_ids_C: torch.Tensor, curve: Curve) -> tuple[ChunkScores, torch.Tensor]:
-    """The twin in float64."""
+    """The reference in float64."""
     gradient_CV = torch.empty_like(logits_CV, dtype=torch.float64)
     return logprobs.score(logits_CV.double(), token_ids_C, curve, gradient_CV), gradient_CV
 
@@ -44,7 +44,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor, tolerance: float =
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("curve", CURVES)
-def test_scores_and_gradient_equal_the_twin(vocabulary, curve):
+def test_scores_and_gradient_equal_the_reference(vocabulary, curve):
     logits_CV, token_ids_C = inputs(vocabulary)
     expected, expected_CV = exact(logits_CV, token_ids_C, curve)
     plain = kernels_head.score(logits_CV, token_ids_C, curve)
@@ -73,7 +73,7 @@ def test_gradients_made_again_equal_those_kept_bit_by_bit(vocabulary, curve):
 
 @pytest.mark.parametrize("vocabulary", VOCABULARIES)
 @pytest.mark.parametrize("curve", CURVES)
-def test_weighted_gradient_equals_the_twin(vocabulary, curve):
+def test_weighted_gradient_equals_the_reference(vocabulary, curve):
     logits_CV, token_ids_C = inputs(vocabulary)
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(2, len(logits_CV), generator=generator)
@@ -108,8 +108,8 @@ def test_large_logits_neither_overflow_nor_cancel():
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("curve", [CURVES[0], CURVES[3]])
-def test_the_whole_head_on_kernels_equals_the_whole_head_on_twins(entropy_gradient, trained, curve, monkeypatch):
-    """Values and gradients of hidden states, weight and bias, in chunks and blocks, kernels against twins in float64."""
+def test_the_whole_head_on_kernels_equals_the_whole_head_in_torch(entropy_gradient, trained, curve, monkeypatch):
+    """Values and gradients of hidden states, weight and bias, in chunks and blocks, kernels against torch in float64."""
     generator = torch.Generator().manual_seed(0)
     hidden_MH, weight_VH = torch.randn(11, 6, generator=generator), torch.randn(150, 6, generator=generator)
     bias_V, token_ids_M = torch.randn(150, generator=generator), torch.randint(0, 150, (11,), generator=generator)

@@ -273,7 +273,7 @@ def test_temperature_divides_the_logits_and_not_the_logprobs():
     assert entropy_M.item() == pytest.approx(-p * math.log(p) - (1 - p) * math.log(1 - p), abs=1e-15)
 
 
-def test_entropy_has_a_gradient_only_when_asked():
+def test_entropy_has_a_gradient_only_if_requested():
     """The gradient of the entropy of softmax(z) is -p (log p + H); off means no gradient at all."""
     logits_V = torch.tensor([[0.3, -1.0, 2.0, 0.1]], dtype=torch.float64, requires_grad=True)
     head = LinearHead(torch.eye(4, dtype=torch.float64))
@@ -289,7 +289,7 @@ def test_entropy_has_a_gradient_only_when_asked():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_policy_scores_the_right_tokens_under_padding(temperature):
-    """compute_logprobs on padded rows equals log softmax of the model's own forward on each row alone, token by token."""
+    """compute_logprobs on padded rows equals log softmax of the model's own forward on each row by itself, token by token."""
     policy = tiny_policy(temperature=temperature)
     examples = ragged_examples(policy)
     scored = policy.score_examples(examples, micro_batch_tokens=40)
@@ -313,6 +313,6 @@ def test_low_precision_logits_are_scored_in_float32(plain_bfloat16):
     ).micro_batches[0]
     scores = policy.compute_logprobs(micro)
     assert scores.logprobs_M.dtype == scores.entropy_M.dtype == torch.float32
-    hidden = policy.backbone(micro.layout)[micro.before_M]
+    hidden = policy.backbone(micro.layout)[micro.before.index_N]
     logits_MV = policy.split.projection(hidden).float()
     assert torch.equal(scores.logprobs_M, torch.log_softmax(logits_MV, -1).gather(1, micro.token_ids_M[:, None]).squeeze(1))

@@ -1,4 +1,4 @@
-"""The compiled decode kernel: the bits of its PyTorch twin for every shape, and a loader that never stands in the way."""
+"""The compiled decode kernel: the bits of its PyTorch reference for every shape, and a loader that never fails a run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from test_fused_cpu import NOT_DONE_B, build, decode, prompts_and_rest
 from cohort.engine import decoders, sample_groups
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
-from cohort.engine.slots import SlotState
+from cohort.engine.scheduler import SlotState
 from cohort.errors import EngineError
 from cohort.ops.fused import building, cpu_native, native, training
 from cohort.ops.fused.cpu import CpuDecoder, DecodeMemory, intra_op_threads
@@ -381,7 +381,7 @@ def test_without_a_compiler_pytorch_decodes(cache, tmp_path, monkeypatch):
     assert [len(one.token_ids) for one in sample_groups(engine, prompts, sampling, NoiseKey(0, "train", 1))[0]] == [4, 4]
 
 
-def test_a_compiler_that_fails_is_a_reason_and_leaves_nothing(cache, tmp_path, monkeypatch):
+def test_a_failing_compiler_gives_the_reason_and_leaves_no_files(cache, tmp_path, monkeypatch):
     script(tmp_path / "bin", FAILING)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     assert reason() == f"the compiler {tmp_path / 'bin' / 'cc'} failed: cc: internal fault"

@@ -1,4 +1,4 @@
-"""Keyed Gumbel noise: the right distribution, no dependence on anything but its key, finite everywhere."""
+"""Keyed Gumbel noise: the right distribution, dependence only on its key, finite everywhere."""
 
 import itertools
 import math

@@ -79,7 +79,7 @@ def heads(layout: Layout, queries: int = 4, keys: int = 2, dtype: torch.dtype = 
 def row_by_row(
     layout: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, cap: float
 ) -> Tensor:
-    """The slow twin: softmax spelled out for every token of every row alone."""
+    """The reference: a separate softmax for every token of every row."""
     out: list[Tensor | None] = [None] * layout.num_tokens
     group = query.shape[1] // key.shape[1]
     for row in range(layout.num_rows):
@@ -122,7 +122,7 @@ def test_attention_over_a_layout_is_attention_over_each_row(name, window, softca
 @pytest.mark.parametrize(("queries", "keys"), [(4, 2), (3, 3), (6, 1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_in_two_calls_is_attention_over_each_row(name, queries, keys):
-    """Segments by themselves and completions over prompts, merged; backward from the merged output and lse alone."""
+    """Segments by themselves and completions over prompts, merged; backward only from the merged output and lse."""
     layout = layouts()[name]
     inputs = heads(layout, queries, keys)
     expected = with_gradients(row_by_row(layout, *inputs, 0.3, None, 0.0), inputs)
@@ -164,7 +164,7 @@ def test_two_calls_in_bfloat16_are_merged_in_float32():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_float32_on_a_cpu_has_the_bits_of_each_row_alone(name):
+def test_float32_on_a_cpu_has_the_bits_of_each_row_by_itself(name):
     """Sums in float64, rounded once: company, padding and sharing change no bit."""
     layout = layouts()[name]
     inputs = heads(layout, dtype=torch.float32)
@@ -250,7 +250,7 @@ def make_model(family: str, **changes: Any) -> Any:
 
 @pytest.mark.parametrize("own_attention", [True, False])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_hidden_states_are_those_of_each_row_alone(family, own_attention, monkeypatch):
+def test_hidden_states_are_those_of_each_row_by_itself(family, own_attention, monkeypatch):
     """Flat through our attention and padded through the model's own, in several blocks; windows and soft-caps too."""
     monkeypatch.setattr("cohort.ops.layout.PADDING_FREE", 0)
     model = make_model(family)
@@ -265,7 +265,7 @@ def test_hidden_states_are_those_of_each_row_alone(family, own_attention, monkey
 
 
 @pytest.mark.parametrize("family", ["Llama", "Qwen3", "Mistral", "GPT2"])
-def test_hidden_states_of_shared_prompts_are_those_of_each_row_alone(family):
+def test_hidden_states_of_shared_prompts_are_those_of_each_row_by_itself(family):
     """With a window too: where two calls cannot express it, rows are read side by side."""
     model = make_model(family)
     rows = sequences()
@@ -313,7 +313,7 @@ def test_the_trainers_attention_refuses_anything_but_the_layout():
 
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_logprobs_have_the_same_bits_in_every_company(share_prompts):
-    """At the demo's size in float32: alone, in a batch, and after a shared prompt."""
+    """At the demo's size in float32: by itself, in a batch, and after a shared prompt."""
     model, tokenizer = build_scratch(ScratchConfig(num_layers=2, max_positions=64), ["0123456789+=>"], seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -354,7 +354,7 @@ def gradient_of(policy: Policy, backbone: Any, examples: list[Example], budget: 
 
 
 def slow_gradient(policy: Policy, examples: list[Example]) -> Tensor:
-    """Every row alone through the model's own forward."""
+    """Each row by itself through the model's own forward."""
     policy.model.zero_grad(set_to_none=True)
     total = sum(example.trained_tokens for example in examples)
     for example in examples:
@@ -369,7 +369,7 @@ def slow_gradient(policy: Policy, examples: list[Example]) -> Tensor:
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("own_attention", [True, False])
-def test_the_gradient_depends_on_nothing_but_the_examples(own_attention, checkpointing, monkeypatch):
+def test_the_gradient_depends_only_on_the_examples(own_attention, checkpointing, monkeypatch):
     """Budget, sharing, checkpointing and the way attention is done: 1e-12 from rows one by one."""
     monkeypatch.setattr("cohort.ops.layout.PADDING_FREE", 0)
     policy = tiny_policy()

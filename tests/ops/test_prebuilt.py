@@ -1,4 +1,4 @@
-"""What a wheel brings compiled: chosen by the processor, preferred to a compiler, and the bits of what is compiled here."""
+"""Compiled files of a wheel: chosen by processor, preferred to a compiler, with the bits of local compilation."""
 
 from __future__ import annotations
 

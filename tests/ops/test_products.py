@@ -1,4 +1,4 @@
-"""oneDNN's float32 products replace MKL's only where they are as exact and as steady, and only inside of a run."""
+"""oneDNN's float32 products replace MKL's only where they are as exact and batch-independent, and only during a run."""
 
 from __future__ import annotations
 

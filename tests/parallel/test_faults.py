@@ -350,7 +350,7 @@ def test_ranks_that_are_not_alike_are_refused(server: ForkServer, recipe: Path, 
     """Each by what differs: starting weights, data, code, versions, threads."""
     run = tmp_path / "run"
     differing = {
-        "the starting weights is": "cohort.model.digest:sample_weights",
+        "the starting weights is": "cohort.model.frozen:sample_weights",
         "prompts and demonstrations is": "cohort.training.build:EncodedData.digest",
         "threads per rank": "torch:get_num_threads",
         "torch is": "cohort.training.launch:find_version",

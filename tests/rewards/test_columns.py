@@ -1,4 +1,4 @@
-"""Parameters fed from columns of other names: the map of a part, its refusals, and who else must know where the gold is."""
+"""Parameters filled from columns of other names: the mapping, its errors, and the column of the reference answer."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from cohort.errors import RecipeError, RewardError
 from cohort.evaluation.evaluate import make_problem_key
 from cohort.recipe.file import load_recipe
-from cohort.recipe.rules import gold_column
+from cohort.recipe.rules import find_answer_column
 from cohort.rewards.runner import RewardPart, RewardRunner
 from cohort.tools.audit import command
 from cohort.types import Completion, Prompt
@@ -97,16 +97,16 @@ def test_a_missing_column_comes_with_the_word_that_feeds_it():
 # -- recipes -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_recipe_and_the_command_line_say_it_and_the_gold_follows():
+def test_recipe_and_command_line_set_columns_and_the_reference_answer_follows():
     recipe = load_recipe(None, ["rewards.0.columns.answer=solution"])
     assert recipe.rewards[0].columns == {"answer": "solution"}
-    assert gold_column(recipe.rewards) == "solution"
+    assert find_answer_column(recipe.rewards) == "solution"
     shape = {"function": "think_format"}
     decides = {"function": "math_answer", "outcome": True, "columns": {"answer": "b"}}
     other = {"function": "exact_match", "columns": {"answer": "a"}}
-    assert gold_column(load_recipe(values={"rewards": [other, shape, decides]}).rewards) == "b"
-    assert gold_column(load_recipe(values={"rewards": [shape]}).rewards) == "answer"
-    assert (ROWS[0].gold, Prompt(0, "", {"answer": "7"}, ()).gold) == ("1", "7")
+    assert find_answer_column(load_recipe(values={"rewards": [other, shape, decides]}).rewards) == "b"
+    assert find_answer_column(load_recipe(values={"rewards": [shape]}).rewards) == "answer"
+    assert (ROWS[0].reference_answer, Prompt(0, "", {"answer": "7"}, ()).reference_answer) == ("1", "7")
     assert make_problem_key(ROWS[0]) == make_problem_key(Prompt(5, "one?", {"answer": "1"}, (1,)))
     with pytest.raises(RecipeError, match=r"rewards.0.columns.answer: .*should be a valid string"):
         load_recipe(None, ["rewards.0.columns.answer=3"])

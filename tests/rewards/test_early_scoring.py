@@ -1,4 +1,4 @@
-"""Scored as they finish: parts that may begin before all completions are sampled, and the same numbers whoever began."""
+"""Early scoring: parts that start before all completions are sampled give the same numbers as parts that wait."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from session_tools import differences, rows_of, train_tiny
 TEXTS = [f"text {number} {'x' * (number % 5)}" for number in range(24)]
 
 
-def tell_all(completions, answer, log_extra, log_metric, log_verdict, **columns):
+def score_alone(completions, answer, log_extra, log_metric, log_verdict, **columns):
     """Importable, so that it runs in workers: a score, a column, a metric and a verdict of each completion."""
     log_extra("length", [len(text) for text in completions])
     log_metric("letters", [text.count("x") for text in completions if "x" in text])
@@ -48,18 +48,18 @@ def log_badly(completions, log_extra, **columns):
 
 
 def log_sometimes(completions, log_extra, **columns):
-    """As a function does that logs an error only where there is one."""
+    """Like a function that logs a column only if there is an error."""
     if any("text 13 " in text for text in completions):
         log_extra("error", [text if "text 13 " in text else None for text in completions])
     return [1.0] * len(completions)
 
 
-for one in (tell_all, raise_on_one, forget_one, log_badly, log_sometimes):
+for one in (score_alone, raise_on_one, forget_one, log_badly, log_sometimes):
     one.per_completion = True  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
-def _tell_everybody(monkeypatch):
+def _start_always(monkeypatch):
     monkeypatch.setattr(early_scoring, "LEAST_S", 0.0)
 
 
@@ -72,7 +72,7 @@ def make_prompts(count: int = len(TEXTS)):
 
 
 def run_step(runner: RewardRunner, prompts, completions, order) -> Scored:
-    """What a step does; with an order, told of each completion in it. Rows of it can be missing."""
+    """Score a step; with an order, completions arrive early in that order, and rows can be missing."""
     hear = runner.start_early_scoring(prompts, step=1, num_steps=10) if order is not None else None
     for row in order or ():
         assert hear is not None
@@ -81,7 +81,7 @@ def run_step(runner: RewardRunner, prompts, completions, order) -> Scored:
 
 
 def score_both(function, orders, max_fault_share=0.1, **part):
-    """Scored after everything, and told in each of the orders; the runner that was told last."""
+    """(results of scoring at the end, of early scoring, the runner) for each order."""
     prompts, completions = make_prompts(), [completion(text) for text in TEXTS]
     with RewardRunner([RewardPart("f", function, **part)], max_fault_share=max_fault_share) as runner:
         slow = run_step(runner, prompts, completions, None)
@@ -95,8 +95,8 @@ def shuffled(seed: int) -> list[int]:
 
 
 def test_scored_as_they_finish_is_scored_after_everything():
-    """In any order: entries, extras, verdicts, logged metrics, retries."""
-    for slow, fast, runner in score_both(tell_all, [range(24), range(23, -1, -1), shuffled(1)]):
+    """Entries, extras, verdicts, logged metrics and retries are the same in any order."""
+    for slow, fast, runner in score_both(score_alone, [range(24), range(23, -1, -1), shuffled(1)]):
         assert fast == slow
         assert runner._bound[0].scores_early
     assert slow[1]["reward/f/verdict/long"] == 4 + 8, "of the texts with one digit, and with two"
@@ -104,8 +104,8 @@ def test_scored_as_they_finish_is_scored_after_everything():
 
 
 @pytest.mark.parametrize("function", [raise_on_one, log_badly, log_sometimes])
-def test_what_one_call_for_all_would_have_said_otherwise_is_asked_again(function):
-    """One bad row costs what it costs a call of half the batch, and the part is told no more."""
+def test_early_answers_that_may_differ_from_a_batch_call_are_discarded(function):
+    """One bad row has the same effect as in a batch call, and the part is not scored early again."""
     for slow, fast, runner in score_both(function, [range(24), shuffled(2)]):
         assert fast == slow
         assert not runner._bound[0].scores_early
@@ -115,7 +115,7 @@ def test_what_one_call_for_all_would_have_said_otherwise_is_asked_again(function
     assert slow[1]["reward/f/retried"] == retried[function.__name__]
 
 
-def test_a_list_of_the_wrong_length_stops_the_run_with_the_same_words():
+def test_a_list_of_the_wrong_length_stops_the_run_with_the_same_message():
     said = []
     for order in (None, shuffled(3)):
         with RewardRunner([RewardPart("f", forget_one)]) as runner, pytest.raises(RewardError) as problem:
@@ -125,10 +125,10 @@ def test_a_list_of_the_wrong_length_stops_the_run_with_the_same_words():
     assert "failed on 12 of 24 completions (length 12)" in said[0]
 
 
-def test_completions_that_were_not_heard_of_as_they_are_do_not_count():
-    """One was not told, and one is another."""
+def test_early_scores_of_other_completions_do_not_count():
+    """One completion did not arrive, and another one changed."""
     prompts, completions = make_prompts(), [completion(text) for text in TEXTS]
-    with RewardRunner([RewardPart("f", tell_all)]) as runner:
+    with RewardRunner([RewardPart("f", score_alone)]) as runner:
         slow = without_seconds(run_step(runner, prompts, completions, None))
         assert without_seconds(run_step(runner, prompts, completions, range(23))) == slow
         hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
@@ -141,7 +141,7 @@ def test_completions_that_were_not_heard_of_as_they_are_do_not_count():
 # -- who is told -------------------------------------------------------------------------------------------------------
 
 
-def test_only_parts_that_look_at_one_completion_at_a_time_and_elsewhere_are_told(monkeypatch):
+def test_only_slow_parts_per_completion_outside_this_thread_start_early(monkeypatch):
     def whole(completions, **columns):
         return [1.0] * len(completions)
 
@@ -157,7 +157,7 @@ def test_only_parts_that_look_at_one_completion_at_a_time_and_elsewhere_are_told
     for one in (here, supervised, waits):
         one.per_completion = True  # type: ignore[attr-defined]
     supervised.supervised = True  # type: ignore[attr-defined]
-    functions = {"whole": whole, "here": here, "supervised": supervised, "waits": waits, "worker": tell_all}
+    functions = {"whole": whole, "here": here, "supervised": supervised, "waits": waits, "worker": score_alone}
     with RewardRunner([RewardPart(name, function) for name, function in functions.items()]) as runner:
         assert runner.start_early_scoring(make_prompts(), step=1, num_steps=10) is not None
         assert [part.bound.name for part in runner._early.parts] == ["supervised", "waits", "worker"]
@@ -199,12 +199,12 @@ def test_judging_begins_while_others_are_sampled_and_is_never_two_calls_at_once(
     assert scored.metrics["reward/f/seconds"] > 0
 
 
-def test_each_process_hears_of_its_own():
+def test_each_process_starts_only_its_own_completions():
     class Second(World):
         rank, size = 1, 2
 
     prompts = [one for one in make_prompts(6) for _ in range(4)]
-    with RewardRunner([RewardPart("f", tell_all)]) as runner:
+    with RewardRunner([RewardPart("f", score_alone)]) as runner:
         runner.world = Second()
         hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
         for row in range(24):
@@ -228,7 +228,9 @@ def test_places_are_those_of_all_groups_laid_flat():
         return completion(f"{request.draw}.{request.sample}")
 
     told: dict[int, Any] = {}
-    found = sample_groups(Echo(), make_prompts(3), Sampling(2, 1.0, 4, (2,)), NoiseKey(0, "train", 1), 7, hear=told.__setitem__)
+    found = sample_groups(
+        Echo(), make_prompts(3), Sampling(2, 1.0, 4, (2,)), NoiseKey(0, "train", 1), 7, on_finish=told.__setitem__
+    )
     assert [one for group in found for one in group] == [told[place] for place in range(6)]
     assert told[3].text == "8.1"
 
@@ -237,8 +239,8 @@ def test_places_are_those_of_all_groups_laid_flat():
 
 
 @pytest.mark.parametrize("refill_rounds", [0, 2])
-def test_a_run_is_the_same_whoever_is_told(tmp_path, monkeypatch, refill_rounds):
-    """Weights, metrics, rollouts and evaluations; with and without dynamic sampling, and resumed after an end amid the sampling."""
+def test_a_run_is_the_same_with_and_without_early_scoring(tmp_path, monkeypatch, refill_rounds):
+    """Weights, metrics, rollouts and evaluations; with and without dynamic sampling, and resumed after an end during sampling."""
     heard: list[int] = []
     find_parts = early_scoring.EarlyScoring.find_parts
 

@@ -1,4 +1,4 @@
-"""Answers to gym tasks that are no answers: code, shortcuts and traps, and the word that each verdict goes by."""
+"""Hostile answers to gym tasks: code, shortcuts and traps, and the verdict on each."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_endless_rows_of_openings_cost_little():
     assert time.process_time() - started < 2
 
 
-def test_a_pattern_that_never_ends_costs_its_own_completion_alone():
+def test_a_pattern_that_never_ends_costs_only_its_completion():
     rows = load_gym("chain_sum", "train", 0, {"count": 2})
     words: list[tuple[Any, ...]] = []
     scores = gym_verifier(
@@ -110,7 +110,7 @@ def test_chats_json_entries_and_verifier_errors():
     assert logged == {"verifier_error": ["", "ValueError"]}
 
 
-def test_the_verifier_scores_with_the_arguments_that_asked():
+def test_the_verifier_scores_with_the_arguments_of_the_question():
     """decimal_arithmetic tolerates one unit of the last decimal place of its config."""
     entry = {"answer": "1.50", "metadata": {}}
     places = lambda most: [{"min_num_decimal_places": 1, "max_num_decimal_places": most}]  # noqa: E731
@@ -118,7 +118,7 @@ def test_the_verifier_scores_with_the_arguments_that_asked():
     assert scored("decimal_arithmetic", entry, "1.55", gym_args=places(2)) == [WRONG]
 
 
-def test_the_words_for_what_is_no_answer():
+def test_verdicts_on_missing_and_unreadable_answers():
     assert scored("chain_sum", {"answer": "5", "metadata": {}}, "5", "6", "", "5" * 200_000) == [
         RIGHT,
         WRONG,
@@ -154,7 +154,7 @@ def test_an_answer_that_hangs_scores_nothing_and_spares_the_next():
         (Answer(problem="infrastructure", detail="x"), GymVerdict(None, "infrastructure", "infrastructure: x")),
     ],
 )
-def test_what_a_worker_says_becomes_a_verdict(reply: Answer, verdict: GymVerdict):
+def test_a_workers_reply_becomes_a_verdict(reply: Answer, verdict: GymVerdict):
     assert read_verdict(reply) == verdict
 
 
@@ -319,7 +319,7 @@ def test_guards_by_hand(task: str, entry: dict[str, Any], answer: str, expected:
 
 
 def test_one_sweep_over_the_field_would_solve_every_boxnet():
-    """What the guard closes: without it, a fixed text, the same for every problem, earns full marks."""
+    """The exploit that the guard prevents: without it, one fixed text gets full marks for every problem."""
     squares = [(row + 0.5, column + 0.5) for row in range(4) for column in range(4)]
     snake = [square for row in range(4) for square in squares[4 * row : 4 * row + 4][:: -1 if row % 2 else 1]]
     plans = []
@@ -481,7 +481,7 @@ def test_an_audited_worker_never_compiles_hostile_text(tmp_path: Path, monkeypat
 @pytest.mark.prove
 @pytest.mark.parametrize("name", sorted(set(GUARDS) - {"rush_hour", "codeio"}))
 def test_the_grammar_takes_every_right_answer_of_the_package(name: str):
-    """Rows whose answer is refused are left out, so a grammar that is too narrow would thin out the task unseen."""
+    """Rows whose answer is refused are dropped, so too narrow a grammar would silently lose rows."""
     refused = []
     for seed in (11, 5000, 90_000):
         dataset = create_dataset(name, {"size": CHUNK, "seed": seed})

@@ -1,4 +1,4 @@
-"""Every gym task that is served, asked again of the installed package: what it can run, right from wrong, the same rows."""
+"""Every served gym task, checked against the installed package: whether it can run text, right and wrong answers, the same rows."""
 
 from __future__ import annotations
 
@@ -158,7 +158,7 @@ def columns_of(rows: list[dict[str, Any]]) -> dict[str, list[Any]]:
 
 
 def knows_right_from_wrong(name: str, seed: int, count: int, fixed: Sequence[str]) -> None:
-    """Through the jailed worker, after JSON: golds score 1.0, and nothing that needs no work scores throughout."""
+    """Through the jailed worker, after JSON: reference answers score 1.0, and no constant answer scores on every row."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # a task with few problems says so
         rows = load_gym(name, "train", seed, {"count": count})
@@ -384,7 +384,7 @@ def test_silence_is_never_right():
     assert gym_verifier(["<answer></answer>"], [{"answer": "", "metadata": {}}], ["ab"]) == [0.0]
 
 
-def test_a_small_task_gives_what_it_has_and_says_so():
+def test_a_small_task_gives_fewer_rows_and_warns():
     with pytest.warns(UserWarning, match="only .* different held_out problems of the 400"):
         rows = load_gym("count_bits", "held_out", 0, {"count": 400, "min_n": 1, "max_n": 60})
     assert 0 < len(rows) == len({row["prompt"] for row in rows}) < 60

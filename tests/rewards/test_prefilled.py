@@ -17,7 +17,7 @@ TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}{% 
 
 
 @pytest.mark.parametrize(("prefill", "scores"), [("<think>", [1.0, 0.0]), ("=", [0.0, 1.0])])
-def test_the_reward_is_told_what_the_template_opened(prefill, scores):
+def test_the_reward_sees_the_tag_that_the_template_opened(prefill, scores):
     rows = [{"prompt": [{"role": "user", "content": text}], "answer": "3"} for text in ("1+2", "2+1", "0+3", "3+0")]
     recipe = load_recipe(values={"prompts.source": "python:rows", "rewards": [{"function": "think_format"}]})
     model, tokenizer = build_scratch(recipe.model.scratch, ["0123456789+=><think/>."], seed=0)

@@ -149,12 +149,12 @@ def test_every_fault_is_of_its_completion_counted_and_unscored():
 
 
 @pytest.mark.parametrize(("expression", "kind", "said"), FAULTS)
-def test_every_fault_in_words(expression, kind, said):
+def test_every_fault_has_a_message(expression, kind, said):
     with pytest.raises(RewardError, match=rf"reward 'f' failed on 1 of 1 completions \({kind} 1\)(.|\n)*{said}"):
         run_parts([RewardPart("f", EVERYWHERE["trainer"])], [told(expression)])
 
 
-def test_a_fault_in_a_worker_is_told_in_the_same_words():
+def test_a_fault_in_a_worker_has_the_same_message():
     with pytest.raises(RewardError, match="at position 57, but the completion has 42 characters;"):
         run_parts([RewardPart("f", zoo.steps_as_told)], [told("[(57, 1.0)]")])
 
@@ -570,7 +570,7 @@ def test_no_text_at_all_reaches_it_either(text):
     assert (value == 1.0) == (text == demonstrate(5, 5))
 
 
-def test_the_step_checker_runs_by_name_and_a_foreign_prompt_is_a_fault_in_words():
+def test_the_step_checker_runs_by_name_and_another_prompt_is_a_fault():
     name = "cohort.data.column_addition:check_steps"
     with RewardRunner([RewardPart("lines", name, weight=0.5), RewardPart("one", zoo.good)]) as runner:
         prompts = [Prompt(0, "123+989=", {"answer": "1112"}, (1,))] * 2
@@ -590,7 +590,7 @@ def test_the_step_checker_runs_by_name_and_a_foreign_prompt_is_a_fault_in_words(
 PAGE = (Path(__file__).parents[2] / "docs" / "rewards.md").read_text(encoding="utf-8")
 
 
-def test_the_python_of_the_page_runs_and_says_what_its_comments_say():
+def test_the_pages_python_returns_the_values_in_its_comments():
     """Every expression with a value in its comment: `true_lines([...])   # [[(6, 1.0), ...]]`."""
     names: dict[str, object] = {}
     checked = []

@@ -1,4 +1,4 @@
-"""Rewards as they are handed to `cohort.train` and `cohort.resume`, and what of them reaches the recipe and the runner."""
+"""Rewards given to `cohort.train` and `cohort.resume`, and how they reach the recipe and the runner."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_two_lambdas_without_names_are_refused_and_not_mixed_up(started):
 
 
 @pytest.mark.parametrize("rewards", [3, 1.5, b"math_answer", object()])
-def test_nonsense_for_rewards_is_answered_in_words(rewards, started):
+def test_invalid_rewards_get_a_message(rewards, started):
     with pytest.raises(RecipeError, match=r"^rewards: give a function, the name of a built-in reward, or a dict"):
         cohort.train(prompts=ROWS, rewards=rewards)
 
@@ -125,7 +125,7 @@ def test_functions_are_handed_in_again_on_resume(monkeypatch):
         cohort.resume("run", rewards=3)
 
 
-def test_a_function_that_is_missing_on_resume_says_how_to_give_it(started):
+def test_a_missing_function_on_resume_gets_a_message(started):
     cohort.train(prompts=ROWS, rewards=[zoo.good, {"function": lambda completions: [1.0], "name": "mine"}])
     with pytest.raises(RewardError) as caught:
         RewardRunner.from_recipe(started[0][0].rewards, {})

@@ -203,7 +203,7 @@ def test_arguments_of_the_recipe_are_its_own():
     assert args == {"table": {"words": []}}
 
 
-def test_extract_and_unusable_change_nobody_elses_row():
+def test_extract_and_unusable_change_no_other_row():
     def reward(completions, info, tags, **columns):
         return [float(len(one) + len(tags)) for one in info]
 

@@ -1,4 +1,4 @@
-"""The audit finds what was planted, names it rightly, and finds nothing where nothing is."""
+"""The audit finds planted flaws under the right names, and nothing in sound rewards."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_the_planted_flaw_comes_first_and_shows_an_input_that_earned_the_reward(
     assert f"\\boxed{{{shown['boxed_number'].reference}}}" in shown["boxed_number"].input
 
 
-def test_each_finding_says_why_and_how_to_mend_it(broken):
+def test_each_finding_has_a_reason_and_a_fix(broken):
     for report in broken.values():
         for finding in report.findings:
             assert finding.why
@@ -224,7 +224,7 @@ def test_no_input_is_shown_twice(zoo):
     assert len(set(texts_tried)) == len(texts_tried)
 
 
-def test_a_gold_of_spaces_is_shown_in_quotes():
+def test_a_reference_of_spaces_is_shown_in_quotes():
     assert (
         describe_example(AuditExample("text", "   ", 1.0, "reference is spaces"))
         == 'score 1, reference "   ": reference is spaces'
@@ -232,7 +232,7 @@ def test_a_gold_of_spaces_is_shown_in_quotes():
     assert describe_example(AuditExample("text", "42", 1.0, "off by one")) == "score 1, reference 42: off by one"
 
 
-def test_a_threshold_that_no_score_reaches_is_said(zoo):
+def test_a_threshold_that_no_score_reaches_is_a_remark(zoo):
     report = audit(test_audit_zoo.fair, ROWS, limit=FEW, threshold=5.0)
     assert "reference_rejected" in report.flaws
     assert any("no completion reached the threshold 5: the highest score was 1." in r for r in report.remarks)
@@ -269,22 +269,22 @@ def test_a_template_shows_the_form_that_a_reward_reads():
 
 
 @pytest.mark.prove
-def test_a_function_that_raises_on_every_gold_has_that_flaw_alone():
+def test_a_function_that_raises_on_every_reference_answer_has_only_that_flaw():
     chats = [{**row, "prompt": [{"role": "user", "content": row["prompt"]}]} for row in ROWS]
     assert audit(test_audit_zoo.fair, chats, limit=FEW).flaws == ("raises",)
     assert audit(test_audit_zoo.fair_in_chats, chats, limit=FEW).flaws == ()
 
 
 @pytest.mark.prove
-def test_letters_may_count_when_that_is_said():
+def test_letters_may_count_with_the_kind_exact():
     assert audit(test_audit_zoo.only_text, ROWS, limit=FEW, kind="exact").flaws == ()
 
 
-def test_a_reward_of_the_shape_is_fine_when_that_is_said():
+def test_a_reward_of_the_shape_is_clean_with_shape():
     assert audit(test_audit_zoo.has_a_box, shape=True).flaws == ()
 
 
-def test_the_gold_may_be_in_any_column():
+def test_the_reference_answer_may_be_in_any_column():
     rows = [{"question": row["prompt"], "target": row["answer"]} for row in ROWS]
     renamed = {"answer": "target"}
     report = audit(broken_rewards.substring, rows, limit=FEW, reference="target", prompt="question", columns=renamed)
@@ -308,7 +308,7 @@ def test_the_gold_may_be_in_any_column():
         ("test_audit_zoo:has_no_jail", {"rows": ROWS}, "bubblewrap is missing"),
     ],
 )
-def test_what_cannot_be_audited_says_why(function, options, words):
+def test_an_impossible_audit_gives_the_reason(function, options, words):
     with pytest.raises(RewardError) as caught:
         audit(function, **options)
     assert words in str(caught.value)

@@ -220,7 +220,7 @@ def test_rows_that_begin_alike_do_not_make_a_reward_independent_of_them():
 
 
 @pytest.mark.parametrize("reference", [*NUMBERS, *DECIMALS, *WORDS, "7", "B", "1,234", "100000", "3/4", "yes"])
-def test_far_answers_have_nothing_in_common_with_the_gold(reference):
+def test_far_answers_are_unrelated_to_the_reference(reference):
     answers = reference_answers.choose_far_answers(reference)
     assert answers
     for answer in answers:
@@ -232,7 +232,7 @@ def test_far_answers_have_nothing_in_common_with_the_gold(reference):
     assert len(answers) == 1 or len(answers[0]) != len(answers[1])
 
 
-def test_beside_the_gold_stands_only_what_was_refused_alone():
+def test_only_refused_answers_stand_beside_the_right_one():
     rows = make_rows([{"prompt": "q", "answer": "42"}, {"prompt": "r", "answer": "7"}])
     forms = [form for form in list_forms() if form.name == "boxed"]
     usual = {case.completion for case in make_beside_cases(rows, forms, ()) if case.row == 0}
@@ -244,7 +244,7 @@ def test_beside_the_gold_stands_only_what_was_refused_alone():
     assert not [case for case in make_beside_cases(rows, forms, everything) if case.row == 0]
 
 
-def test_every_cause_that_is_named_has_words():
+def test_every_cause_has_texts():
     for flaw in ("failure_pays", "whole_part", "part_of_reference", "ending", "similar"):
         assert FLAWS[flaw].what
         assert FLAWS[flaw].why
@@ -260,7 +260,7 @@ def test_a_comparison_of_lengths_is_not_taken_for_a_failure_that_pays():
 
 
 @pytest.mark.parametrize("less", [sorted, set, lambda text: sorted(text.split()), len])
-def test_a_comparison_without_order_is_found_in_words(less):
+def test_a_comparison_without_order_is_found(less):
     found = flaws_of(
         lambda completion, reference: less(last_box(completion)) == less(reference.strip()), ("New York", "Paris", "blue whale")
     )

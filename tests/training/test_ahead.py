@@ -10,10 +10,9 @@ import torch
 
 from cohort.base.stopwatch import Stopwatch
 from cohort.base.world import World
-from cohort.engine.local import LocalEngine
+from cohort.engine.local import LocalEngine, SnapshotEngine
 from cohort.engine.protocol import Capabilities, EngineSetup
 from cohort.engine.requests import make_requests
-from cohort.engine.snapshot import SnapshotEngine
 from cohort.errors import EngineError, Interrupted, RecipeError, RewardError, RunError
 from cohort.model import lora
 from cohort.model.policy import Policy
@@ -302,7 +301,7 @@ def test_a_lag_that_is_changed_trains_on_what_is_there_first(tmp_path, monkeypat
 
 MOMENTS = {
     "inside a rollout ahead, then between minibatches": [
-        Trap("cohort.engine.slots:choose_tokens", 60),
+        Trap("cohort.engine.scheduler:choose_tokens", 60),
         Trap("cohort.model.optim:Optimizer.clip_and_step", 9),
     ],
     "while scoring ahead, then inside a save": [
@@ -398,7 +397,7 @@ def test_the_copy_of_an_adapter_shares_the_base_and_notices_when_it_begins_to_ac
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"algorithm.data": "start", "algorithm.name": "rft"}, "ahead.lag: nothing is sampled from the policy"),
+        ({"algorithm.data": "start", "algorithm.name": "rft"}, "ahead.lag: algorithm.data"),
         ({"reward_model.iterations": 2, "reward_model.prompts": 8}, "ahead.lag: a reward model that is fitted between steps"),
     ],
 )

@@ -110,7 +110,7 @@ MOMENTS = {
         Trap("pathlib:Path.rename", 2),
     ],
     "inside a rollout, then while the model is exported": [
-        Trap("cohort.engine.slots:choose_tokens", 90),
+        Trap("cohort.engine.scheduler:choose_tokens", 90),
         Trap("cohort.model.policy:Policy.save", 1, after=True),
     ],
 }
@@ -144,7 +144,7 @@ PLACES = [
     ("pathlib:Path.rename", 20),
     ("shutil:rmtree", 30),
     ("os:fsync", 60),
-    ("cohort.engine.slots:choose_tokens", 150),
+    ("cohort.engine.scheduler:choose_tokens", 150),
     ("cohort.evaluation.evaluate:score_groups", 4),
     ("cohort.training.experience:_score_by_plan", 10),
     ("pyarrow.parquet:write_table", 5),
@@ -152,7 +152,7 @@ PLACES = [
     ("cohort.observe.monitors.jsonl:append_line", 9),
     ("cohort.observe.run_folder:RunFolder.write_json", 4),
     ("cohort.model.policy:Policy.save", 2),
-    ("cohort.observe.report:write_report", 1),
+    ("cohort.observe.report.page:write_report", 1),
 ]
 """Where to die, and about how often a whole run calls it."""
 

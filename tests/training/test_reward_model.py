@@ -413,7 +413,7 @@ def test_what_is_no_reward_model_of_this_policy_is_refused(tmp_path: Path):
     with pytest.raises(ModelError, match=r"has 2 labels; a reward model has exactly one"):
         RewardModel.from_pretrained(str(tmp_path / "two"), policy, settings(), torch.float32)
     policy.save(tmp_path / "headless")
-    with pytest.raises(ModelError, match=r"lack score.weight, which would be made up at random"):
+    with pytest.raises(ModelError, match=r"lack score.weight, which would be initialised randomly"):
         RewardModel.from_pretrained(str(tmp_path / "headless"), policy, settings(), torch.float32)
     with pytest.raises(ModelError, match=r"reward_model\.source: .*nothing: there is no such folder"):
         RewardModel.from_pretrained(str(tmp_path / "nothing"), policy, settings(), torch.float32)

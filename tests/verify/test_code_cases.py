@@ -1,4 +1,4 @@
-"""cases and asserts of code_tests: what each format of tests is read as. The rows are written here, in the shape of known sets."""
+"""cases and asserts of code_tests: how each format of tests is read. The rows are written here in the formats of known datasets."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_visible_and_hidden() -> None:
     assert read_tests({"hidden": [one]}).visible is None
 
 
-def test_what_the_prompt_shows_never_decides_alone() -> None:
+def test_visible_tests_never_decide_by_themselves() -> None:
     one, true = {"call": "f", "args": [1], "expected": 1}, {"call": "f", "args": [True], "expected": 1}
     script = {"input": "1", "output": "2"}
     for visible, hidden in (
@@ -99,7 +99,7 @@ def test_what_the_prompt_shows_never_decides_alone() -> None:
         ([script], [{**script, "input": "1\n"}]),  # a line with or without its end
         (["assert abs(f(1) - 1) < 1e-6"], ["assert abs(f(1) - 1) < 1e-6"]),
     ):
-        with pytest.raises(UnusableTests, match=r'every test is visible.*as "hidden", or the list alone'):
+        with pytest.raises(UnusableTests, match=r'all tests are visible.*as "hidden", or only the list'):
             read_tests({"visible": visible, "hidden": hidden})
     # what is shown and given as hidden too is counted among the shown; True is another question than 1
     tests = read_tests({"visible": [one, script], "hidden": [script, one, true, {**script, "input": "3"}]})
@@ -456,7 +456,7 @@ def test_a_variable_with_the_name_of_a_function_is_a_variable() -> None:
         ("s = Solution()\nassert s.f(1) == 2", "Solution().method"),
     ],
 )  # fmt: skip
-def test_tests_that_can_score_nothing_say_why(cell, why) -> None:
+def test_unusable_tests_give_the_reason(cell, why) -> None:
     with pytest.raises(UnusableTests) as problem:
         read_tests(cell)
     assert why in str(problem.value)

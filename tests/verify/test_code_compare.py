@@ -73,7 +73,7 @@ def test_verdicts_of_the_three_rules(returned, expected, strict, value, json) ->
     assert [same_value(returned, expected, rule) for rule in ("strict", "value", "json")] == [strict, value, json]
 
 
-def test_truth_is_asked_of_plain_values_only() -> None:
+def test_truthiness_is_tested_for_plain_values_only() -> None:
     class Sly:
         def __bool__(self) -> bool:
             raise AssertionError("it was asked")

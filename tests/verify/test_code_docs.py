@@ -1,4 +1,4 @@
-"""docs/code-rewards.md: its examples give what the page says, and its tables name what the code has."""
+"""docs/code-rewards.md: its examples give the values on the page, and its tables are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""code_tests: which text of a completion is taken for the program."""
+"""code_tests: finding the program in a completion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""code_tests in the real jail: honest programs earn what they pass, the well-known cheats earn nothing."""
+"""code_tests in the real jail: honest programs score the tests they pass, well-known cheats score 0."""
 
 from __future__ import annotations
 
@@ -257,7 +257,7 @@ CHEATS = {
 
 @needs_jail
 @pytest.mark.parametrize("kind", ["pairs", "asserts", "checks", "script"])
-def test_no_cheat_earns_anything(kind) -> None:
+def test_no_cheat_scores(kind) -> None:
     tests: Any = {
         "pairs": [{"call": "add", "args": [1, 2], "expected": 3}, {"call": "add", "args": [10, 20], "expected": 30}],
         "asserts": ["assert add(1, 2) == 3", "assert 30 == add(10, 20)"],
@@ -309,7 +309,7 @@ def test_expected_values_are_nowhere_in_the_jail() -> None:
 
 
 @needs_jail
-def test_special_cases_for_the_visible_tests_earn_nothing() -> None:
+def test_special_cases_for_the_visible_tests_score_zero() -> None:
     visible = [{"call": "add", "args": [1, 2], "expected": 3}, {"call": "add", "args": [4, 4], "expected": 8}]
     hidden = [{"call": "add", "args": [7, 5], "expected": 12}, {"call": "add", "args": [0, 9], "expected": 9}]
     special = "def add(a, b): return {(1, 2): 3, (4, 4): 8}.get((a, b))"
@@ -386,7 +386,7 @@ def test_a_check_after_one_that_lacks_its_function_still_counts() -> None:
 
 
 @needs_jail
-def test_asserts_about_nothing_pay_nothing() -> None:
+def test_asserts_without_the_program_do_not_count() -> None:
     tests = ["assert len('ab') == 2", "assert 1 == 1", "assert f(1) == 1"]
     assert score(["x = 1", "def f(x): return x"], tests)[0] == [0.0, 1.0]
     scores, log = score(["x = 1"], ["assert 1 == 1"])
@@ -443,7 +443,7 @@ def test_expected_values_from_json_text_are_compared_as_json_can_tell() -> None:
 
 
 @needs_jail
-def test_packages_are_there_when_asked_for() -> None:
+def test_packages_are_available_if_enabled() -> None:
     program = "import numpy as np\ndef f(x): return int(np.sum(x))"
     script = "import numpy as np\nprint(int(np.sum([1, 2])))"
     for tests, text in (

@@ -1,4 +1,4 @@
-"""docs/sandbox.md: its examples give what the page says, and its lists are those of the code."""
+"""docs/sandbox.md: its examples give the values on the page, and its lists are complete."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The first process of a container has no init above it: orphans are its own to reap, and no signal ends it by itself."""
+"""The first process of a container has no init above it: it has to reap orphans, and signals do not end it by default."""
 
 from __future__ import annotations
 

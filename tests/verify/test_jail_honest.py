@@ -1,4 +1,4 @@
-"""Honest programs in the jail: every one must pass, in both tiers, whoever runs it."""
+"""Honest programs in the jail: all must pass, in both tiers, as any user."""
 
 from __future__ import annotations
 

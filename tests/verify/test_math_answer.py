@@ -1,4 +1,4 @@
-"""math_answer beyond the table: what it logs, which golds it refuses, what it does without a jail or with a broken one."""
+"""math_answer beyond the table: its log, refused reference answers, and a missing or broken jail."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Log:
 
 
 class FakePool:
-    """Stands for the workers: gives one answer to everything, and keeps what it was asked."""
+    """Replaces the workers: gives one answer to everything, and records the messages."""
 
     def __init__(self, answer):
         self.answer, self.messages = answer, []
@@ -103,7 +103,7 @@ def test_what_becomes_of_an_answer_of_the_workers(pool_of, answer, score, word):
     assert Log().of([ROOT, r"\boxed{3}"], ["3", "3"]) == ([score, 1.0], [word, "right"])
 
 
-def test_a_gold_that_breaks_the_workers_is_not_the_completions_doing(pool_of):
+def test_a_reference_answer_that_breaks_the_workers_is_not_the_completions_fault(pool_of):
     pool_of(Answer(problem="cpu", detail="2 s"))
     log = Log()
     assert log.of([ROOT], [r"\sum_{n=1}^{9} n^n"]) == ([None], ["infrastructure"])
@@ -111,13 +111,13 @@ def test_a_gold_that_breaks_the_workers_is_not_the_completions_doing(pool_of):
     assert Log().of([ROOT], ["3"]) == ([0.0], ["timeout"])
 
 
-def test_equal_questions_are_asked_once(pool_of):
+def test_equal_pairs_are_compared_once(pool_of):
     pool = pool_of(Answer({"verdict": "right"}))
     assert math_answer([ROOT] * 50, ["3"] * 50) == [1.0] * 50
     assert len(pool.messages) == 1
 
 
-def test_a_jail_that_fails_in_the_middle_of_a_run_scores_nobody(pool_of):
+def test_a_jail_that_fails_during_a_run_leaves_completions_unscored(pool_of):
     pool_of(JailUnavailable("it does not start any more"))
     assert Log().of([ROOT, r"\boxed{1}"], [r"2\sqrt{2}", "1"]) == ([None, 1.0], ["infrastructure", "right"])
 
@@ -128,7 +128,7 @@ def test_a_worker_that_was_stopped_midway_is_retired():
     assert not was_stopped_midway(Answer(problem="cpu"))
 
 
-def test_without_a_jail_text_and_numbers_are_compared_and_it_is_said_once(monkeypatch, caplog):
+def test_without_a_jail_text_and_numbers_are_compared_and_one_warning_is_logged(monkeypatch, caplog):
     warn_without_jail.cache_clear()
 
     def no_jail():
@@ -152,7 +152,7 @@ def test_without_a_jail_text_and_numbers_are_compared_and_it_is_said_once(monkey
 
 
 @needs_jail
-def test_unusable_golds_are_named_before_the_run():
+def test_unusable_reference_answers_are_named_before_the_run():
     golds = [
         "4", r"\frac{\sqrt{2}}{2}", "Monday", "(A)", r"\{1, 2\}", "x = 5", r"(-\infty, 3]", r"\sum_{n=1}^{3} n", "1010_2",
         "", None, "9^{9^{9^9}}", "1e999999999", "1/0", r"\sum_{n=1}^{999999} \frac{1}{n}", r"\frac{1}{", "5 if it rains",
@@ -191,14 +191,14 @@ def test_no_completion_makes_itself_unscored(fast_path):
     assert words[-3:] == ["timeout"] * 3
 
 
-def test_a_gold_the_workers_blame_is_blamed_only_if_it_fails_by_itself(pool_of):
+def test_a_reference_answer_is_blamed_only_if_it_fails_on_its_own(pool_of):
     pool = pool_of(Answer({"verdict": "gold", "detail": "it cannot be read"}))
     assert Log().of([ROOT], ["3"]) == ([0.0], ["unparsed"])
     assert len(pool.messages) == 1  # our own reader knows 3: nobody is asked
     assert Log().of([ROOT], [r"\sum_{n=1}^{9} n"]) == ([None], ["infrastructure"])
 
 
-def test_a_gold_of_several_boxes_is_a_list_or_refused_and_never_silently_the_last():
+def test_a_reference_answer_with_several_boxes_is_a_list_or_refused():
     assert find_reference(r"\boxed{1} and \boxed{2}") == "1; 2"
     assert find_reference(r"$x = \boxed{1}$, $y = \boxed{2}$") == "x = 1; y = 2"
     assert find_reference(r"\(\boxed{1}\boxed{2}\)") == "1; 2"
@@ -220,7 +220,7 @@ def test_many_boxes_are_no_way_to_hit_one():
     assert find_answer(r"\boxed{3} then \boxed{4}") == "4"
 
 
-def test_a_bomb_in_the_gold_scores_nobody():
+def test_a_bomb_in_the_reference_answer_leaves_the_row_unscored():
     log = Log()
     assert log.of([r"\boxed{4}", r"\boxed{9^{9^{9^9}}}"], ["9^{9^{9^9}}"] * 2) == ([None, 1.0], ["infrastructure", "right"])
 

@@ -1,4 +1,4 @@
-"""math_answer against text that wants to hang it, stall the trainer or run code. The full versions are marked `prove`."""
+"""math_answer against text that tries to hang it, stall the trainer or run code. The full versions are marked `prove`."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_what_cannot_give_up_by_itself_is_killed_and_the_next_question_is_answer
 
 
 @needs_jail
-def test_a_pattern_that_backtracks_without_end_is_stopped_and_blocks_nobody():
+def test_a_pattern_that_backtracks_without_end_is_stopped_and_blocks_no_thread():
     with Heartbeat() as heart:
         words = []
         scores = math_answer(
@@ -192,7 +192,7 @@ def test_ten_thousand_injections_run_nothing(tmp_path):
 
 
 @needs_jail
-def test_the_tripwire_sees_what_it_is_there_for():
+def test_the_tripwire_detects_evaluation():
     """Otherwise no event would prove nothing: sympify on the same payload is seen."""
     program = (
         "import math_tripwire as t, sympy\n"

@@ -1,4 +1,4 @@
-"""The table of awkward answers: every verdict as written down, by the fast path and without it, from wherever it is called."""
+"""The table of awkward answers: every verdict, with and without the fast path, from any thread."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_the_same_verdicts_from_a_thread_and_from_asyncio():
     assert found == dict.fromkeys(("thread", "loop", "loop's thread"), EXPECTED[rows])
 
 
-def test_golds_of_the_table_that_cannot_be_used_are_known_before_the_run():
+def test_unusable_reference_answers_of_the_table_are_known_before_the_run():
     reasons = unusable(answer=GOLDS)
     reported = {gold for gold, reason in zip(GOLDS, reasons, strict=True) if reason is not None}
     assert reported == {gold for gold, word in zip(GOLDS, EXPECTED, strict=True) if word == "infrastructure"}

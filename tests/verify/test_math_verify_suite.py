@@ -1,4 +1,4 @@
-"""The reader of Math-Verify's tests: what a case is, how a prediction is scored, how disagreements are sorted."""
+"""The reader of Math-Verify's tests: reading cases, scoring predictions, sorting disagreements."""
 
 from __future__ import annotations
 

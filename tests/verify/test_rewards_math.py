@@ -1,4 +1,4 @@
-"""math_answer, exact_match and the format rewards: verdicts on a table, and no text that breaks or slows them."""
+"""math_answer, exact_match and the format rewards: verdicts on a table, and texts that might break or slow them."""
 
 from __future__ import annotations
 
@@ -219,7 +219,7 @@ def test_tolerance_is_absolute_and_exact_at_the_edge():
     "gold",
     ["", "  ", "$", ".", None, True, float("nan"), float("inf"), [4], {"a": 4}, r"\boxed{4", "#### ", "9" * 5000, 10**2000],
 )
-def test_unusable_gold_raises_and_is_shown(gold):
+def test_an_unusable_reference_answer_raises_and_is_shown(gold):
     with pytest.raises(ValueError, match="unusable reference answer") as caught:
         math_answer([""], [gold])
     if isinstance(gold, str) and gold and len(gold) < 100:
@@ -278,7 +278,7 @@ def test_what_holds_no_number_is_refused_by_name(gold):
     assert repr(gold)[:50] in reason
 
 
-def test_gold_column_must_be_a_list_of_the_right_length():
+def test_the_answer_column_must_be_a_list_of_the_right_length():
     for single in ("42", torch.tensor(42), np.array(42), 42):
         with pytest.raises(TypeError, match="one reference answer per completion"):
             math_answer(["4", "2"], single)

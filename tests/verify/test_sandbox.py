@@ -114,7 +114,7 @@ def test_an_object_that_extends_a_built_in_arrives_as_that_built_in(returned, ex
 @pytest.mark.parametrize(
     "returned", ["object()", "(i for i in [1])", "range(3)", "lambda: 1", "cycle()", "deep(150)", "[0] * 2_000_000"]
 )
-def test_what_is_not_plain_is_said_so(returned):
+def test_values_that_are_not_plain_are_reported(returned):
     program = f"def cycle():\n    a = []\n    a.append(a)\n    return a\ndef deep(n):\n    a = []\n    for _ in range(n): a = [a]\n    return a\ndef f(): return {returned}"
     reply = run_calls(program, [Call("f")]).replies[0]
     assert reply is not None
@@ -372,7 +372,7 @@ AT_ONCE = {
 
 
 @pytest.mark.parametrize("end", AT_ONCE)
-def test_what_a_program_does_at_once_is_its_own_doing(end, tier, monkeypatch):
+def test_immediate_failures_are_the_programs_fault(end, tier, monkeypatch):
     """However late a busy host comes to read that the jail is closed: no program of a jail that did not start has begun."""
     if (tier, end) == ("bubblewrap", "files"):
         pytest.skip("a file system of its own has no limit on depth")
@@ -398,7 +398,7 @@ def test_standard_input_does_not_depend_on_who_else_was_forked():
     assert run_script(program, "ab" * 500).stdout == "1000\nOSError\n"
 
 
-def test_test_code_that_does_not_load_is_nobodys_failure():
+def test_test_code_that_does_not_load_fails_no_program():
     result = run_checks("def f(): return 1", ["assert f() == 1"], ["f"], setup="import no_such_module")
     assert [check.passed for check in result.checks] == [None]
 
@@ -671,7 +671,7 @@ def test_many_questions_are_answered_in_order_from_any_thread(worker_module):
     pool.close()
 
 
-def test_an_idle_worker_that_died_is_nobodys_failure(worker_module):
+def test_an_idle_worker_that_died_is_replaced_without_a_failure(worker_module):
     pool = WorkerPool(worker_module, Limits(), size=1)
     try:
         assert pool.ask(["echo", 1]).value == 1

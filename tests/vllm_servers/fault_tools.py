@@ -1,4 +1,4 @@
-"""Two real servers under faults: a trainer's side of them, requests that last, and a network that can be slowed and cut."""
+"""Two real servers under faults: the trainer's side, long requests, and a network that can be slowed and cut."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ WORDS = (
     "sampling.max_completion_tokens=900",
 )
 LIMIT_S = 8.0
-"""Of a sign of life: long enough for servers that share two cores."""
+"""Limit for a response: long enough for servers that share two cores."""
 
 
 def make_policy() -> Policy:
@@ -39,7 +39,7 @@ def make_policy() -> Policy:
 
 @dataclass
 class Trainer:
-    """What a run does with servers: its policy changes, servers are given it, and complete prompts."""
+    """A run's use of servers: the policy changes, is pushed, and the servers complete prompts."""
 
     servers: Sequence[str]
     policy: Policy = field(default_factory=make_policy)
@@ -64,16 +64,16 @@ class Trainer:
 
     @torch.no_grad()
     def step(self) -> None:
-        """Other weights, as an update would leave them, and the servers are given them."""
+        """Change the weights as an update does, and push them."""
         self.version += 1
         generator = torch.Generator().manual_seed(self.version)
         for value in self.policy.list_own_parameters().values():
             value.add_(0.01 * torch.randn(value.shape, generator=generator))
-        self.policy.notice_new_weights()
+        self.policy.refresh_weights()
         self.sync()
 
     def generate(self, tokens: int = 600, prompts: int = 8, step: int = 0) -> list[Completion]:
-        """Prompts of which every other belongs to the second of two servers; they take seconds, as nothing stops them."""
+        """Prompts that alternate between two servers; without stop tokens they take seconds."""
         requests = [
             Request(Prompt(place, "", {}, (5, 6, 7, 3 + place)), place, sample)
             for place in range(prompts)
@@ -82,7 +82,7 @@ class Trainer:
         return self.engine.generate(requests, Sampling(2, 1.0, tokens, ()), NoiseKey(0, "train", step))
 
     def check_policy(self, completions: Sequence[Completion], tokens: int = 40) -> float:
-        """How far the log-probs are from those of the policy as it is now."""
+        """Largest difference between these log-probs and the current policy's."""
         worst = 0.0
         for place, completion in enumerate(completions):
             ids = torch.tensor([[5, 6, 7, 3 + place // 2, *completion.token_ids[:tokens]]])
@@ -96,7 +96,7 @@ class Trainer:
 
 @dataclass
 class Pair:
-    """Two servers, started again at the same address where a test has ended one."""
+    """Two servers; one that a test has ended is restarted at the same address."""
 
     folder: Path
     words: Sequence[str]
@@ -112,7 +112,7 @@ class Pair:
         self.servers[number] = serving.start_server(self.folder, self.words, port=int(old.url.rpartition(":")[2]))
 
     def revive(self) -> None:
-        """Whatever the test before has left: both answer, and neither is paused."""
+        """After any previous test: both respond, and neither is paused."""
         for number, server in enumerate(self.servers):
             if server.process.poll() is not None or not answers(server):
                 self.start_again(number)
@@ -136,7 +136,7 @@ def read_label(server: serving.Server) -> str:
 
 
 def count_running(server: serving.Server) -> float:
-    """Requests that it decodes at this moment."""
+    """Number of requests that it is decoding now."""
     import urllib.request
 
     with urllib.request.urlopen(f"{server.url}/metrics", timeout=10) as answer:
@@ -170,12 +170,12 @@ def once_busy(server: serving.Server, fault: Callable[[], Any]) -> Iterator[list
 
 @dataclass
 class Network:
-    """What lies between a trainer and a server: bytes pass through it, late and slowly if so wished, or not at all."""
+    """A proxy between a trainer and a server that can delay, slow down or cut the traffic."""
 
     target: int
     delay_s: float = 0.0
     bytes_per_s: float = 0.0
-    """0: as fast as they come."""
+    """0: without delay."""
 
     def __post_init__(self) -> None:
         self.door = socket.create_server(("127.0.0.1", 0))
@@ -204,7 +204,7 @@ class Network:
                 end.shutdown(socket.SHUT_RDWR)
 
     def cut(self) -> None:
-        """Every connection that is open, at once; new ones are taken."""
+        """Close every open connection at once; new ones are accepted."""
         links, self.links = self.links, []
         for link in links:
             with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Real vLLM servers for tests: started by `cohort serve` on a free port of loopback, watched, and ended by their process group.
+"""Real vLLM servers for tests: started by `cohort serve` on a free loopback port, monitored, and ended by their process group.
 
 They need the environment that `make vllm` makes; COHORT_VLLM_PYTHON names the Python of another one.
 """
@@ -25,9 +25,9 @@ from cohort.base.processes import children_of
 ROOT = Path(__file__).parents[2]
 PYTHON = Path(os.environ.get("COHORT_VLLM_PYTHON", ROOT / ".venv-vllm" / "bin" / "python"))
 CACHE_BYTES = 256 << 20
-"""Of keys and values, all of it touched at the start: a server then takes 2.2 GB in place of 3."""
+"""Size of the key-value cache, all of it touched at the start: a server then takes 2.2 GB instead of 3."""
 READY_S = 300.0
-"""Half a minute where nobody else is at work, and many times that where others are."""
+"""Half a minute on an idle machine, and many times that under load."""
 
 
 @dataclass
@@ -38,11 +38,11 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """Of the process that answers; the engine's core and its workers are below it."""
+        """The process that responds; the engine's core and its workers are its children."""
         return self.process.pid
 
     def list_below(self) -> list[int]:
-        """The processes of the engine, those that compute last."""
+        """The processes of the engine, with the workers last."""
         found, todo = [], [self.pid]
         while todo:
             todo = [child for parent in todo for child in children_of(parent)]
@@ -50,7 +50,7 @@ class Server:
         return found
 
     def list_workers(self) -> list[int]:
-        """The processes that hold the weights; of one worker alone that may be the core itself."""
+        """The processes that hold the weights; with a single worker this may be the core itself."""
         titled = [pid for pid in self.list_below() if "VLLM::" in read_title(pid)]
         return [pid for pid in titled if "Worker" in read_title(pid)] or titled
 
@@ -59,7 +59,7 @@ class Server:
             os.kill(pid, number)
 
     def ask(self, path: str, body: object = None, limit_s: float = 10.0) -> Any:
-        """GET, or POST where there is a body; the answer as JSON, None where it is empty."""
+        """GET, or POST with a body; the response as JSON, None if it is empty."""
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(self.url + path, data, {"Content-Type": "application/json"})
         with urllib.request.urlopen(request, timeout=limit_s) as answer:
@@ -67,7 +67,7 @@ class Server:
         return json.loads(text) if text.strip() else None
 
     def wait_ready(self, limit_s: float = READY_S) -> Server:
-        """Until the engine answers, and not only the process before it; what the log says last where it does not come to that."""
+        """Wait until the engine itself responds; on failure, raise with the last lines of the log."""
         until = time.monotonic() + limit_s
         while time.monotonic() < until:
             if self.process.poll() is not None:
@@ -82,7 +82,7 @@ class Server:
         return self.log.read_text(encoding="utf-8", errors="replace")[-6000:]
 
     def end(self, number: int = signal.SIGTERM) -> None:
-        """All of its processes: politely first, unless another signal is asked for."""
+        """End all of its processes, with SIGTERM first unless another signal is given."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGCONT)  # one that was stopped would hear nothing
             os.killpg(self.pid, number)
@@ -114,7 +114,7 @@ def start_server(
     address: str = "127.0.0.1",
     enter: Sequence[str] = (),
 ) -> Server:
-    """Begin to serve a recipe; words as for train. It is not ready yet: several can start side by side.
+    """Start to serve a recipe, with arguments as for train. It is not ready yet, so several can start in parallel.
 
     enter: the words of a command that starts it elsewhere, where that address is.
     """
@@ -135,7 +135,7 @@ def start_server(
 
 @contextlib.contextmanager
 def serve_many(folder: Path, words: Sequence[str], count: int = 1, *, more: Sequence[str] = ()) -> Iterator[list[Server]]:
-    """Servers that are ready, and ended with the block whatever happens in it: those that are in the list then."""
+    """Ready servers. At the end of the block, those in the list are ended in any case."""
     servers: list[Server] = []
     try:
         servers += [start_server(folder, words, more=more) for _ in range(count)]

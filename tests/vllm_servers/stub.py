@@ -1,6 +1,6 @@
-"""A server that speaks vLLM's routes and samples with a small model in this process, and that fails in whatever way it is told to.
+"""A stub of a vLLM server that samples with a small model in this process, and can fail in many ways.
 
-It takes weights as a real one does: over the group of wire.py, which a thread joins as its worker, or from files.
+It takes weights as a real one does: over the group of transfer.py, which a thread joins as its worker, or from files.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 sys.path.append(str(Path(__file__).parents[2] / "packages" / "cohort-vllm"))
 from cohort_vllm.checks import find_difference, list_parameters
-from cohort_vllm.wire import fill_buckets, join_group, receive_bucket
+from cohort_vllm.transfer import fill_buckets, join_group, receive_bucket
 
 GENERATE = "/inference/v1/generate"
 
@@ -34,7 +34,7 @@ class Refusal(Exception):
 
 
 class StubServer:
-    """`calls` holds what it was asked, in order; `faults` are functions by path, called before the answer is made."""
+    """`calls` holds the requests in order; `faults` are functions by path, called before the response."""
 
     def __init__(self, model: Any, port: int = 0):
         self.model = copy.deepcopy(model).requires_grad_(False)
@@ -45,7 +45,7 @@ class StubServer:
         self.calls: list[tuple[str, Any]] = []
         self.faults: dict[str, Callable[[Any], Any]] = {}
         self.change: Callable[[dict[str, Any]], Any] = lambda answer: answer
-        """What becomes of an answer that holds a completion."""
+        """Changes a response that holds a completion."""
         self.group, self.entries, self.open = None, [], False
         self.lock = threading.Lock()
         self.http = ThreadedServer(("127.0.0.1", port), make_handler(self))
@@ -67,7 +67,7 @@ class StubServer:
         return [body for path, body in list(self.calls) if path == GENERATE]
 
     def die(self) -> None:
-        """As a killed process: connections that are open are reset, and nothing listens any more."""
+        """As a killed process: open connections are reset, and nothing listens any more."""
         self.http.shutdown()
         self.http.server_close()
         for connection in list(self.http.open):
@@ -191,7 +191,7 @@ class ThreadedServer(http.server.ThreadingHTTPServer):
         super().__init__(*arguments)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has given up is no news."""
+        """Ignore clients that closed the connection."""
 
 
 def make_handler(stub: StubServer) -> type[http.server.BaseHTTPRequestHandler]:

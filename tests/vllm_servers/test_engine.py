@@ -1,4 +1,4 @@
-"""The engine of servers, against servers in this process that answer, hang, die, lie and come back."""
+"""The vLLM engine against stub servers that respond, hang, die, give wrong replies and come back."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from stub import GENERATE, Refusal, StubServer, run_stubs
 
 from cohort.engine import make_requests
 from cohort.engine.protocol import EngineSetup, RemoteSetup
-from cohort.engine.vllm import asking, fleet, wire
 from cohort.engine.vllm import engine as engine_module
-from cohort.engine.vllm.answers import write_request
+from cohort.engine.vllm import generation, transfer
+from cohort.engine.vllm import servers as servers_module
 from cohort.engine.vllm.engine import make_vllm
+from cohort.engine.vllm.generation import write_request
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
@@ -48,7 +49,7 @@ def make_policy(seed=0, temperature=0.7, **changes):
 
 @pytest.fixture(autouse=True)
 def die_quickly(monkeypatch):
-    monkeypatch.setattr(fleet, "DYING_S", 0.4)
+    monkeypatch.setattr(servers_module, "DYING_S", 0.4)
 
 
 @pytest.fixture
@@ -93,7 +94,7 @@ def measure_mismatch(policy, completions, sampling=SAMPLING):
 # -- completions -------------------------------------------------------------------------------------------------------
 
 
-def test_completions_are_of_the_policy_and_say_by_which_version(policy, said, tmp_path):
+def test_completions_are_the_policys_and_record_their_versions(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         for version in (0, 4):
@@ -126,7 +127,7 @@ def test_a_seed_belongs_to_a_completion_and_a_group_to_a_server(policy, said, tm
         assert sample(engine, noise=replace(NOISE, step=3)) != first
 
 
-def test_every_parameter_that_a_model_has_a_default_for_is_stated(policy, said, tmp_path):
+def test_every_parameter_with_a_default_of_the_model_is_set(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -137,7 +138,7 @@ def test_every_parameter_that_a_model_has_a_default_for_is_stated(policy, said, 
     assert told.items() >= {"stop_token_ids": [2], "ignore_eos": True, "logprobs": 0, "min_tokens": 0}.items()
 
 
-def test_a_prefix_is_continued_with_noise_of_its_own(policy, said, tmp_path):
+def test_a_prefix_is_continued_with_its_own_noise(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 7)
@@ -157,7 +158,7 @@ def test_a_prefix_is_continued_with_noise_of_its_own(policy, said, tmp_path):
     assert sorted(map(requests.index, told)) == [0, 1, 2]
 
 
-def test_no_more_requests_than_slots_are_under_way(policy, said, tmp_path):
+def test_no_more_requests_than_slots_run_at_once(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path, slots=2)
         engine.sync(policy.read_weights(), 0)
@@ -180,7 +181,7 @@ def test_no_more_requests_than_slots_are_under_way(policy, said, tmp_path):
 
 
 @pytest.mark.parametrize("push", ["files", "group"])
-def test_weights_are_pushed_where_they_are_new_and_always_between_pause_and_resume(policy, said, tmp_path, push):
+def test_new_weights_are_pushed_between_pause_and_resume(policy, said, tmp_path, push):
     with run_stubs(policy.model, 2) as stubs:
         engine = connect(policy, stubs, said, tmp_path, push)
         engine.sync(policy.read_weights(), 0)
@@ -199,7 +200,7 @@ def test_weights_are_pushed_where_they_are_new_and_always_between_pause_and_resu
 
 
 @pytest.mark.parametrize("path", ["/update_weights", "/finish_weight_update", "/start_weight_update"])
-def test_one_that_fails_in_a_push_leaves_the_other_whole_and_awake(policy, said, tmp_path, path):
+def test_a_server_that_fails_in_a_push_leaves_the_other_complete_and_resumed(policy, said, tmp_path, path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path, "group")
         engine.sync(policy.read_weights(), 0)
@@ -220,7 +221,7 @@ def test_one_that_fails_in_a_push_leaves_the_other_whole_and_awake(policy, said,
         assert any("lost a server" in sentence and second.url in sentence for sentence in said)
 
 
-def test_a_push_that_cannot_be_ends_with_words_and_with_resume(policy, said, tmp_path):
+def test_an_impossible_push_is_an_error_and_resumes_the_server(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         stub.faults["/collective_rpc"] = lambda body: (_ for _ in ()).throw(Refusal(500, "no such file"))
@@ -259,7 +260,7 @@ def test_two_policies_of_one_run_take_turns_on_the_same_servers(policy, said, tm
         assert stub.list_paths().count("/resume") == 4
 
 
-def test_another_trainer_is_found_out_before_it_is_pushed_over(policy, said, tmp_path):
+def test_another_trainer_is_detected_before_a_push(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -268,7 +269,7 @@ def test_another_trainer_is_found_out_before_it_is_pushed_over(policy, said, tmp
             engine.sync(policy.read_weights(), 1)
 
 
-def test_several_threads_ask_while_another_pushes(policy, said, tmp_path):
+def test_several_threads_generate_while_another_pushes(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as stubs:
         engine = connect(policy, stubs, said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -291,7 +292,7 @@ def test_several_threads_ask_while_another_pushes(policy, said, tmp_path):
 # -- servers that are lost ---------------------------------------------------------------------------------------------
 
 
-def test_what_a_dying_server_was_asked_for_comes_from_the_other_the_same(policy, said, tmp_path):
+def test_requests_of_a_dying_server_give_the_same_completions_elsewhere(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -309,7 +310,7 @@ def test_what_a_dying_server_was_asked_for_comes_from_the_other_the_same(policy,
         assert sum("lost a server" in sentence for sentence in said) == 1
 
 
-def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
+def test_a_server_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -320,7 +321,7 @@ def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
             assert sample(engine) == expected
             engine.sync(policy.read_weights(), 0)
             assert [server.ready for server in engine.fleet.servers] == [True, False]
-            assert any("no answer within" in sentence for sentence in said)
+            assert any("no response within" in sentence for sentence in said)
         finally:
             stuck.set()
         second.faults.clear()
@@ -328,20 +329,20 @@ def test_one_that_hangs_is_lost_though_its_port_is_open(policy, said, tmp_path):
         assert [server.ready for server in engine.fleet.servers] == [True, True]
 
 
-def test_one_that_samples_nothing_is_lost_though_it_gives_its_label(policy, said, tmp_path, monkeypatch):
-    monkeypatch.setattr(asking, "STALLED", 0.1)
-    monkeypatch.setattr(asking, "LOOK_EVERY_S", 0.1)
+def test_a_server_that_samples_nothing_is_lost_though_it_reports_its_label(policy, said, tmp_path, monkeypatch):
+    monkeypatch.setattr(generation, "STALLED", 0.1)
+    monkeypatch.setattr(generation, "POLL_EVERY_S", 0.1)
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
         second.paused = True  # by somebody else, who went away
         assert len(sample(engine)) == 12
         second.paused = False
-    assert any("has sampled nothing for" in sentence for sentence in said)
+    assert any("has sampled no token for" in sentence for sentence in said)
 
 
-def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, tmp_path):
-    """What cannot be read as a number is not read: it must not end the watch over the server."""
+def test_a_server_that_hangs_is_detected_despite_unreadable_metrics(policy, said, tmp_path):
+    """Values that are not numbers are ignored: they must not end the monitoring of the server."""
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -354,12 +355,12 @@ def test_one_that_hangs_is_found_though_its_metrics_made_no_sense(policy, said, 
         stub.do_metrics = show
         stub.faults[GENERATE] = lambda body: hang.wait(30)
         stub.faults["/weight_info"] = lambda body: seen.is_set() and hang.wait(30)
-        with pytest.raises(EngineError, match="no answer within 1 s"):
+        with pytest.raises(EngineError, match="no response within 1 s"):
             sample(engine)
         hang.set()
 
 
-def test_one_that_comes_back_has_the_weights_before_it_is_used(policy, said, tmp_path):
+def test_a_server_that_comes_back_gets_the_weights_before_it_is_used(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -374,10 +375,10 @@ def test_one_that_comes_back_has_the_weights_before_it_is_used(policy, said, tmp
         assert again.list_asked()
         again.die()
     assert measure_mismatch(policy, completions) < 1e-5
-    assert any("answers again" in sentence for sentence in said)
+    assert any("responds again" in sentence for sentence in said)
 
 
-def test_one_that_was_started_anew_in_between_is_not_believed(policy, said, tmp_path):
+def test_a_server_that_was_restarted_is_not_trusted(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
         engine = connect(policy, [first, second], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -386,10 +387,10 @@ def test_one_that_was_started_anew_in_between_is_not_believed(policy, said, tmp_
         for value in second.model.parameters():
             value.data.zero_()
         assert sample(engine) == expected
-        assert any("was started anew" in sentence for sentence in said)
+        assert any("was restarted" in sentence for sentence in said)
 
 
-def test_when_none_is_left_the_first_that_comes_back_goes_on(policy, said, tmp_path, monkeypatch):
+def test_without_servers_the_run_continues_with_the_first_that_comes_back(policy, said, tmp_path, monkeypatch):
     monkeypatch.setattr(engine_module, "WAIT_STEP_S", 0.05)
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path, wait_s=20)
@@ -412,7 +413,7 @@ def test_when_none_is_left_the_first_that_comes_back_goes_on(policy, said, tmp_p
 def test_a_server_that_comes_back_while_the_policy_trains_is_given_what_it_needs_or_nothing(
     policy, said, tmp_path, monkeypatch, push, keep
 ):
-    """A batch ahead is sampled then: of weights that only a copy still holds."""
+    """As when a batch is sampled ahead: only a copy still has its weights."""
     monkeypatch.setattr(engine_module, "WAIT_STEP_S", 0.05)
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path, push, wait_s=0.2, keep=keep)
@@ -423,7 +424,7 @@ def test_a_server_that_comes_back_while_the_policy_trains_is_given_what_it_needs
             value.data.zero_()
         train(policy)
         if not keep and push == "group":
-            with pytest.raises(EngineError, match=r"no server is left: .*trained on since.*cohort resume"):
+            with pytest.raises(EngineError, match=r"no server is left: .*has been trained since.*cohort resume"):
                 sample(engine)
             return
         assert sample(engine) == expected
@@ -433,11 +434,11 @@ def test_a_server_that_comes_back_while_the_policy_trains_is_given_what_it_needs
         assert measure_mismatch(policy, sample(engine)) < 1e-5
 
 
-def test_servers_that_are_not_there_are_named(policy, said, tmp_path):
+def test_unreachable_servers_are_named(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         stub.die()
         engine = connect(policy, [stub], said, tmp_path)
-        with pytest.raises(EngineError, match=rf"{stub.url}.*nothing listens there.*vllm\.wait_s"):
+        with pytest.raises(EngineError, match=rf"{stub.url}.*nothing is listening there.*vllm\.wait_s"):
             engine.sync(policy.read_weights(), 0)
 
 
@@ -461,7 +462,7 @@ def say_version(version):
 
 
 def refuse_models(stub):
-    """As a server that was started with a key."""
+    """As a server with an API key."""
 
     def refuse(body):
         raise Refusal(401, "Unauthorized")
@@ -470,7 +471,7 @@ def refuse_models(stub):
 
 
 def fail_version(stub):
-    """As a server of which the workers have died."""
+    """As a server whose workers have died."""
 
     def fail(body):
         raise Refusal(500, "the engine is dead")
@@ -501,21 +502,21 @@ def add_noise(stub):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (refuse_version, r"vLLM '0\.31\.4'; 0\.32 or newer"),
-        (refuse_length, r"20 tokens, and this run has some of 40.*--max-model-len 40"),
-        (say_models({"data": {"max_model_len": 64}}), "is not what vLLM says there"),
-        (say_models({"data": ["policy"]}), "is not what vLLM says there"),
+        (refuse_version, r"vLLM '0\.31\.4', but 0\.32 or newer"),
+        (refuse_length, r"20 tokens, but this run needs 40.*--max-model-len 40"),
+        (say_models({"data": {"max_model_len": 64}}), "is not that of a vLLM server"),
+        (say_models({"data": ["policy"]}), "is not that of a vLLM server"),
         (say_version("0." + "9" * 5000), r"vLLM '0\.9+'"),
-        (say_version(""), "vLLM ''; 0.32 or newer"),
+        (say_version(""), "vLLM '', but 0.32 or newer"),
         (refuse_models, "status 401: Unauthorized.*without --api-key"),
         (fail_version, r"no server is left: .*status 500: the engine is dead.*vllm\.wait_s"),
         (refuse_raw, "--logprobs-mode processed_logprobs"),
-        (keep_old_weights, "is not the policy that is trained"),
-        (add_noise, r"is not the policy that is trained.*5\.0e-03 off, the limit is 1e-03"),
+        (keep_old_weights, "does not compute the trained policy"),
+        (add_noise, r"does not compute the trained policy.*up to 5\.0e-03 \(limit 1e-03\)"),
     ],
 )
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_a_server_that_is_not_fit_is_refused_by_name(said, tmp_path, spoil, words, temperature):
+def test_an_unsuitable_server_is_refused_by_name(said, tmp_path, spoil, words, temperature):
     policy = make_policy(temperature=temperature)
     policy.longest = 40
     with run_stubs(policy.model) as [stub]:
@@ -526,7 +527,7 @@ def test_a_server_that_is_not_fit_is_refused_by_name(said, tmp_path, spoil, word
         assert not stub.paused
 
 
-def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_go_on(policy, said, tmp_path):
+def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_continue(policy, said, tmp_path):
     with run_stubs(policy.model, 2) as [first, second]:
 
         def fail(body):
@@ -540,8 +541,8 @@ def test_a_server_that_fails_at_the_probe_is_lost_and_the_others_go_on(policy, s
     assert any("status 503: the engine is dead" in sentence for sentence in said)
 
 
-def test_a_server_need_not_hold_what_nobody_samples(policy, said, tmp_path):
-    """A run with a demonstration of 40 tokens, and rollouts of 20 at most."""
+def test_servers_need_no_room_for_demonstrations(policy, said, tmp_path):
+    """A run with a demonstration of 40 tokens, and rollouts of at most 20."""
     policy.longest = 40
     with run_stubs(policy.model) as [stub]:
         stub.length = 20
@@ -552,7 +553,7 @@ def test_a_server_need_not_hold_what_nobody_samples(policy, said, tmp_path):
             if longest <= stub.length:
                 engine.sync(policy.read_weights(), 0)
             else:
-                with pytest.raises(EngineError, match="20 tokens, and this run has some of 21"):
+                with pytest.raises(EngineError, match="20 tokens, but this run needs 21"):
                     engine.sync(policy.read_weights(), 0)
 
 
@@ -615,7 +616,7 @@ def make_infinite(answer):
         (label_as("0123456789ab-1.4"), "Another trainer uses this server"),
     ],
 )
-def test_an_answer_that_cannot_be_is_an_error_with_the_server_in_it(policy, said, tmp_path, change, words):
+def test_an_invalid_reply_is_an_error_that_names_the_server(policy, said, tmp_path, change, words):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -625,16 +626,16 @@ def test_an_answer_that_cannot_be_is_an_error_with_the_server_in_it(policy, said
         assert stub.url in str(problem.value)
 
 
-def test_a_version_that_was_not_asked_is_found_out(policy, said, tmp_path):
+def test_an_unexpected_version_is_an_error(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 3)
         stub.change = label_as(f"{engine.token}.2")
-        with pytest.raises(EngineError, match="version 2 sampled it, and it was asked of 3 to 3"):
+        with pytest.raises(EngineError, match="version 2 sampled it; expected 3 to 3"):
             sample(engine)
 
 
-def test_what_a_server_refuses_is_not_asked_again(policy, said, tmp_path):
+def test_a_refused_request_is_not_repeated(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], said, tmp_path)
         engine.sync(policy.read_weights(), 0)
@@ -654,7 +655,7 @@ def test_nothing_is_sampled_before_the_first_sync(policy, said, tmp_path):
         sample(connect(policy, [stub], said, tmp_path))
 
 
-def test_experts_are_told_to_travel_as_files(said, tmp_path):
+def test_mixtures_of_experts_must_be_pushed_as_files(said, tmp_path):
     from transformers import MixtralConfig, MixtralForCausalLM
 
     sizes = {
@@ -673,9 +674,9 @@ def test_experts_are_told_to_travel_as_files(said, tmp_path):
 # -- the plugin --------------------------------------------------------------------------------------------------------
 
 
-def test_trainer_and_plugin_agree_on_the_wire():
+def test_trainer_and_plugin_have_the_same_transfer_code():
     plugin = ROOT / "packages" / "cohort-vllm" / "cohort_vllm"
-    assert (plugin / "wire.py").read_bytes() == Path(wire.__file__).read_bytes()
+    assert (plugin / "transfer.py").read_bytes() == Path(transfer.__file__).read_bytes()
     for file in plugin.glob("*.py"):
         assert "import cohort\n" not in file.read_text()
         assert "from cohort." not in file.read_text()
@@ -689,11 +690,11 @@ def test_buckets_hold_neighbours_of_one_dtype_up_to_their_size():
         ("d", "bfloat16", [100]),
         ("e", "bfloat16", [1]),
     ]
-    names = [[name for name, _, _ in bucket] for bucket in wire.fill_buckets(entries, 32)]
+    names = [[name for name, _, _ in bucket] for bucket in transfer.fill_buckets(entries, 32)]
     assert names == [["a", "b"], ["c"], ["d"], ["e"]]
 
 
-def test_the_engine_says_what_it_can_do(policy, said, tmp_path):
+def test_capabilities_of_the_engine(policy, said, tmp_path):
     with run_stubs(policy.model) as [stub]:
         able = connect(policy, [stub], said, tmp_path).capabilities
     assert (able.shares_weights, able.keyed_noise, able.swaps_in_flight) == (False, False, True)

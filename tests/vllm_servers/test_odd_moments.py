@@ -1,4 +1,4 @@
-"""Servers, signals and updates that come at an odd moment: between a push and its proof, inside the loop that waits, over and over."""
+"""Servers, signals and updates at unusual moments: between a push and its check, inside the waiting loop, repeatedly."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from test_engine import SAMPLING, connect, make_policy, sample, train
 from cohort.base.interrupts import handle_interrupts
 from cohort.engine import build_engine
 from cohort.engine.protocol import EngineSetup, RemoteSetup
-from cohort.engine.vllm import asking, fleet
 from cohort.engine.vllm import engine as engine_module
-from cohort.engine.vllm.proving import PROBE_TOKENS
+from cohort.engine.vllm import generation
+from cohort.engine.vllm import servers as servers_module
+from cohort.engine.vllm.checks import PROBE_TOKENS
 from cohort.errors import EngineError, Interrupted
 from cohort.recipe.sections import VllmConfig
 
 
 @pytest.fixture(autouse=True)
 def lose_no_time(monkeypatch):
-    monkeypatch.setattr(fleet, "DYING_S", 0.1)
+    monkeypatch.setattr(servers_module, "DYING_S", 0.1)
     monkeypatch.setattr(engine_module, "WAIT_STEP_S", 0.05)
 
 
@@ -39,7 +40,7 @@ def send_once(sent):
 
 
 def test_a_signal_in_a_callback_of_the_loop_ends_the_asking(tmp_path, monkeypatch):
-    """asyncio keeps to itself what its callbacks raise: a signal that comes there would be lost."""
+    """asyncio swallows exceptions of its callbacks, so a signal there would be lost."""
     policy, end, sent = make_policy(), asyncio.StreamReaderProtocol.connection_lost, []
 
     def lose(protocol, problem):
@@ -66,7 +67,7 @@ def test_a_signal_in_the_watch_over_a_server_ends_the_asking(tmp_path, monkeypat
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], [], tmp_path)
         engine.sync(policy.read_weights(), 0)
-        monkeypatch.setattr(asking, "WAITING", Signals())
+        monkeypatch.setattr(generation, "WAITING", Signals())
         stub.faults[GENERATE] = lambda body: time.sleep(0.6)  # until the watch has looked
         with handle_interrupts(), pytest.raises(Interrupted, match="SIGTERM"):
             sample(engine)
@@ -74,7 +75,7 @@ def test_a_signal_in_the_watch_over_a_server_ends_the_asking(tmp_path, monkeypat
 
 
 def test_a_server_that_is_proven_while_the_policy_is_trained_is_not_refused(tmp_path):
-    """A batch ahead is sampled in a thread of its own: an update may come between a server's answer and what it is compared with."""
+    """A batch is sampled ahead in a separate thread: an update may come between a server's reply and the comparison."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], [], tmp_path, "group", wait_s=5, keep=True)
@@ -95,8 +96,8 @@ def test_a_server_that_is_proven_while_the_policy_is_trained_is_not_refused(tmp_
         assert engine.fleet.servers[0].proven
 
 
-def test_a_prompt_that_loses_its_server_again_and_again_ends_with_words(tmp_path):
-    """As where a prompt kills whoever completes it, or where an address stands for several servers with weights of their own."""
+def test_a_prompt_that_loses_its_server_again_and_again_is_an_error(tmp_path):
+    """As with a prompt that crashes every server, or an address that leads to several servers with different weights."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
         engine = connect(policy, [stub], [], tmp_path, wait_s=60)
@@ -110,12 +111,12 @@ def test_a_prompt_that_loses_its_server_again_and_again_ends_with_words(tmp_path
             return said
 
         stub.do_inference_v1_generate = answer
-        with pytest.raises(EngineError, match=rf"were lost .* times.*{stub.url} was started anew"):
+        with pytest.raises(EngineError, match=rf"were lost .* times.*{stub.url} was restarted"):
             sample(engine)
 
 
 def test_a_server_that_counts_no_tokens_is_refused(tmp_path):
-    """Whether it still samples could not be told: after some time it would count as hanging, whatever it did."""
+    """A stall could not be detected: after some time it would count as hanging in any case."""
     policy = make_policy()
     with run_stubs(policy.model) as [stub]:
         stub.do_metrics = lambda body: "python_info 1.0\n"
@@ -142,14 +143,14 @@ def test_versions_within_a_completion_go_forward(tmp_path):
 
         engine.version = 1  # being pushed
         stub.change = turn_round
-        with pytest.raises(EngineError, match="version 0 sampled it after version 1"):
+        with pytest.raises(EngineError, match="version 0 sampled tokens after version 1"):
             sample(engine, replace(SAMPLING, stop_ids=()))
 
 
 @pytest.mark.parametrize(
     ("servers", "words"), [(["@nowhere.txt"], "cannot be read"), (["http://a:1", "http://a:1/"], "named twice")]
 )
-def test_what_is_wrong_with_servers_is_said_without_offering_another_engine(servers, words):
+def test_server_errors_do_not_suggest_another_engine(servers, words):
     policy = make_policy()
     remote = RemoteSetup(policy, servers, VllmConfig(), None, print)
     with pytest.raises(EngineError, match=rf"^sampling\.servers: .*{words}") as problem:

@@ -1,4 +1,4 @@
-"""The engine of servers, against real vLLM servers: the claims of exactness, and what they take.
+"""The vLLM engine against real vLLM servers: exactness, and its cost.
 
 Each fixture starts servers of its own, half a minute each on two cores.
 """
@@ -112,7 +112,7 @@ def test_after_every_push_greedy_is_the_argmax_and_log_probs_agree(served, tmp_p
 
 
 def test_more_prompts_than_one_batch_of_tokens_holds(served, tmp_path):
-    """8,000 tokens of prompts at once: a prompt cut in two parts, of a request with a seed, ends a server on a CPU."""
+    """8,000 tokens of prompts at once: a prompt cut in two parts, of a request with a seed, crashes a server on a CPU."""
     prompts = [Prompt(place, "", {}, tuple(3 + (7 * place + n) % 250 for n in range(200))) for place in range(40)]
     policy, sampling = make_policy(), Sampling(1, 0.7, 8, (2,))
     engine = connect(policy, [served[0].url], tmp_path)
@@ -169,10 +169,10 @@ def read_metric(server, name):
 
 def test_another_model_is_a_sentence_and_the_server_lives(served, tmp_path):
     policy = make_policy(hidden_size=64, intermediate_size=128)
-    with pytest.raises(EngineError, match=r"another than this server's.*shape"):
+    with pytest.raises(EngineError, match=r"is not this server.s.*shape"):
         connect(policy, [served[0].url], tmp_path).sync(policy.read_weights(), 0)
     policy = make_policy(num_hidden_layers=4)
-    with pytest.raises(EngineError, match=r"it has besides model\.layers\.3"):
+    with pytest.raises(EngineError, match=r"it also has model\.layers\.3"):
         connect(policy, [served[0].url], tmp_path).sync(policy.read_weights(), 0)
     assert served[0].ask("/is_paused") == {"is_paused": False}
     policy = make_policy()
@@ -248,7 +248,7 @@ def test_raw_log_probs_are_refused_by_name(tmp_path):
 
 @pytest.mark.prove
 def test_a_push_of_47_million_weights(tmp_path):
-    """Seconds are printed; the machine decides about them. Half a second where nobody else is at work."""
+    """Seconds are printed and depend on the machine: half a second on an idle one."""
     wide = {
         "hidden_size": 512,
         "intermediate_size": 1536,

@@ -1,4 +1,4 @@
-"""A whole run on servers in this process: what is sampled, what is weighed, what is written, and how it goes on."""
+"""A whole run on stub servers: sampling, weights, records, and resuming."""
 
 from __future__ import annotations
 

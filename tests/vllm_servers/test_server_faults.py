@@ -1,4 +1,4 @@
-"""The table of faults in docs/scale.md, a test a row, against real servers: nothing is lost, and nobody stays paused."""
+"""The table of faults in docs/scale.md, one test per row, against real servers: nothing is lost, and no server stays paused."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import fault_tools as tools
 import pytest
 import serving
 
-from cohort.engine.vllm import engine, push
+from cohort.engine.vllm import engine, weights
 from cohort.errors import EngineError
 from cohort.types import Completion
 
@@ -47,15 +47,15 @@ def find_closed_port() -> int:
 
 
 def test_absent_at_the_start():
-    """Nobody listens: the run is refused with the address, how long was waited, and what to do."""
+    """No server listens: the error names the address, the waiting time and the fix."""
     address = f"http://127.0.0.1:{find_closed_port()}"
     trainer = tools.Trainer([address], wait_s=1.0)
-    with pytest.raises(EngineError, match=rf"{address}.*nothing listens there.*vllm\.wait_s.*cohort serve"):
+    with pytest.raises(EngineError, match=rf"{address}.*nothing is listening there.*vllm\.wait_s.*cohort serve"):
         trainer.sync()
 
 
 def test_one_of_two_absent_at_the_start(pair):
-    """The one that is there does the work of both, and the other is named."""
+    """The reachable server does the work of both, and the other one is named."""
     absent = f"http://127.0.0.1:{find_closed_port()}"
     trainer = tools.Trainer([pair.urls[0], absent])
     trainer.sync()
@@ -66,7 +66,7 @@ def test_one_of_two_absent_at_the_start(pair):
 
 
 def test_hangs_while_it_samples(pair):
-    """Stopped workers: /health says 200 for ever; the label of the weights does not come, and the other server does the work."""
+    """Stopped workers: /health still returns 200, but the label of the weights does not come. The other server takes over."""
     trainer = tools.Trainer(pair.urls)
     trainer.sync()
     expected = trainer.generate()
@@ -94,7 +94,7 @@ def test_hangs_while_it_samples(pair):
 
 
 def test_dies_while_it_samples_and_comes_back(pair):
-    """One of two: its groups go on elsewhere with the same seeds. It comes back with the weights of its files, and is given the run's."""
+    """One of two: its groups continue on the other with the same seeds. It comes back with its original weights and gets the run's."""
     trainer = tools.Trainer(pair.urls)
     trainer.step()
     expected = trainer.generate()
@@ -114,21 +114,21 @@ def test_dies_while_it_samples_and_comes_back(pair):
     assert trainer.engine.last["servers/ready"] == 2
     assert trainer.check_policy(completions) < 1e-4
     assert tools.read_label(back) == trainer.engine.label
-    assert any("answers again" in line for line in trainer.said)
+    assert any("responds again" in line for line in trainer.said)
 
 
 def test_dies_in_a_push(pair, monkeypatch):
-    """The survivor has half of the weights: it is given all of them before it goes on, and is not left paused."""
+    """The other server has half of the weights: it gets all of them before it continues, and does not stay paused."""
     trainer = tools.Trainer(pair.urls)
     trainer.sync()
-    send, second = push.wire.send_bucket, pair.servers[1]
+    send, second = weights.transfer.send_bucket, pair.servers[1]
 
     def kill_and_send(*arguments: object) -> None:
-        monkeypatch.setattr(push.wire, "send_bucket", send)
+        monkeypatch.setattr(weights.transfer, "send_bucket", send)
         second.signal_workers(signal.SIGKILL)
         send(*arguments)
 
-    monkeypatch.setattr(push.wire, "send_bucket", kill_and_send)
+    monkeypatch.setattr(weights.transfer, "send_bucket", kill_and_send)
     trainer.step()
     first = pair.servers[0]
     assert not tools.is_paused(first)
@@ -142,14 +142,14 @@ def test_dies_in_a_push(pair, monkeypatch):
 def test_hangs_in_a_push(pair, monkeypatch):
     trainer = tools.Trainer(pair.urls)
     trainer.sync()
-    send, second = push.wire.send_bucket, pair.servers[1]
+    send, second = weights.transfer.send_bucket, pair.servers[1]
 
     def stop_and_send(*arguments: object) -> None:
-        monkeypatch.setattr(push.wire, "send_bucket", send)
+        monkeypatch.setattr(weights.transfer, "send_bucket", send)
         second.signal_workers(signal.SIGSTOP)
         send(*arguments)
 
-    monkeypatch.setattr(push.wire, "send_bucket", stop_and_send)
+    monkeypatch.setattr(weights.transfer, "send_bucket", stop_and_send)
     trainer.step()
     first = pair.servers[0]
     assert not tools.is_paused(first)
@@ -164,7 +164,7 @@ def test_hangs_in_a_push(pair, monkeypatch):
 
 
 def test_none_is_left_and_one_comes_back(pair):
-    """The run waits, and goes on with the first that comes: in the middle of a step, with the weights of that step."""
+    """The run waits and continues with the first server that comes back, in the middle of a step, with the weights of that step."""
     trainer = tools.Trainer(pair.urls, wait_s=serving.READY_S)
     trainer.step()
     expected = trainer.generate()
@@ -186,17 +186,17 @@ DIES_IN_A_PUSH = """
 import os, signal, sys
 sys.path[:0] = [{tests!r}]
 import fault_tools
-from cohort.engine.vllm import push
+from cohort.engine.vllm import weights
 trainer = fault_tools.Trainer({urls!r})
 trainer.sync()
 def die(*arguments): os.kill(os.getpid(), signal.SIGKILL)
-push.wire.send_bucket = die
+weights.transfer.send_bucket = die
 trainer.step()
 """
 
 
 def test_the_trainer_dies_in_a_push_and_starts_again(pair):
-    """It leaves servers paused, in the middle of an update. The next one begins with a push, which heals them."""
+    """It leaves servers paused in the middle of an update. The next trainer begins with a push, which repairs them."""
     code = DIES_IN_A_PUSH.format(tests=str(Path(__file__).parent), urls=pair.urls)
     ended = subprocess.run([sys.executable, "-c", code], env=dict(os.environ), check=False, timeout=300)
     assert ended.returncode == -signal.SIGKILL
@@ -210,7 +210,7 @@ def test_the_trainer_dies_in_a_push_and_starts_again(pair):
 
 
 def test_another_trainer_pushes_to_the_same_server(pair, monkeypatch):
-    """Found out by the label of the weights that comes with each completion, and before that when they are looked at."""
+    """Detected by the label of the weights in each completion, and by polling before that."""
     one = tools.Trainer(pair.urls[:1])
     monkeypatch.setattr(engine, "PROCESS", "f00f00f00f00")  # two engines of one process take turns, and are one trainer
     other = tools.Trainer(pair.urls[:1])
@@ -225,7 +225,7 @@ def test_another_trainer_pushes_to_the_same_server(pair, monkeypatch):
 
 
 def test_a_slow_network_with_losses(pair):
-    """Answers trickle in, connections break: asked again, the same completions, and nobody counts as lost."""
+    """Slow replies and broken connections: repeated requests give the same completions, and no server counts as lost."""
     expected = tools.Trainer(pair.urls[:1])
     expected.sync()
     wanted = expected.generate(tokens=600)

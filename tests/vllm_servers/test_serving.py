@@ -12,7 +12,7 @@ pytestmark = pytest.mark.vllm
 
 
 def test_it_serves_token_ids_with_log_probs_of_what_was_sampled_from(tmp_path):
-    """What the flags are for: ids in and out, processed log-probs, a seed, spans of versions; and nobody but loopback hears it."""
+    """Effects of the flags: ids in and out, processed log-probs, a seed, spans of versions; reachable only from loopback."""
     from transformers import AutoModelForCausalLM
 
     words = ["column_addition", f"runs_folder={tmp_path}", "model.scratch.num_layers=2"]

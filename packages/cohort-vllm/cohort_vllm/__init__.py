@@ -1,4 +1,4 @@
-"""A plugin for vLLM: the weight-transfer backend "cohort". Every process of a server loads it, by its entry point."""
+"""A plugin for vLLM that adds the weight-transfer backend "cohort". Every process of a server loads it through its entry point."""
 
 
 def register() -> None:

@@ -1,4 +1,4 @@
-"""A worker's side of a push: it says what does not fit, meets the trainer, and hands tensors to vLLM's own loader."""
+"""The worker's side of a weight push: it checks the tensors, joins the trainer's group, and passes tensors to vLLM's loader."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTransferInitInfo, WeightTransferUpdateInfo
 
 from cohort_vllm.checks import find_difference, list_parameters
-from cohort_vllm.wire import Entry, fill_buckets, join_group, receive_bucket
+from cohort_vllm.transfer import Entry, fill_buckets, join_group, receive_bucket
 
 
 @dataclass
-class Meeting(WeightTransferInitInfo):
-    """What a trainer is about to send and from where. Without a port the worker compares names and shapes, and no more."""
+class TransferInfo(WeightTransferInitInfo):
+    """The tensors that a trainer is about to send, and its address. Without a port the worker only compares names and shapes."""
 
     entries: list[Entry]
     device: str
@@ -25,24 +25,24 @@ class Meeting(WeightTransferInitInfo):
 
 
 @dataclass
-class Delivery(WeightTransferUpdateInfo):
-    """All weights, in the order told before. `abandon`: none come; a session that somebody left open is ended."""
+class Update(WeightTransferUpdateInfo):
+    """All weights, in the order of the TransferInfo. abandon: none are sent; end a session that was left open."""
 
     abandon: bool = False
 
 
-class GroupEngine(WeightTransferEngine[Meeting, Delivery]):
-    init_info_cls, update_info_cls = Meeting, Delivery
+class GroupEngine(WeightTransferEngine[TransferInfo, Update]):
+    init_info_cls, update_info_cls = TransferInfo, Update
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
         self.group: Any = None
         self.entries: list[Entry] = []
 
-    def init_transfer_engine(self, init_info: Meeting) -> None:
+    def init_transfer_engine(self, init_info: TransferInfo) -> None:
         if init_info.device != self.device.type:
             raise ValueError(
-                f"the trainer sends from a {init_info.device} and this server computes on a {self.device.type}; use vllm.push = files."
+                f"the trainer sends from {init_info.device}, but this server runs on {self.device.type}; use vllm.push = files."
             )
         if reason := find_difference(init_info.entries, list_parameters(self.model_config.hf_config)):
             raise ValueError(reason)
@@ -56,12 +56,12 @@ class GroupEngine(WeightTransferEngine[Meeting, Delivery]):
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
         if self.group is None:
-            raise RuntimeError("no trainer has met this worker yet")
+            raise RuntimeError("no trainer has connected to this worker yet")
         initialize_layerwise_reload(self.model)
 
-    def receive_weights(self, update_info: Delivery) -> None:
+    def receive_weights(self, update_info: Update) -> None:
         if update_info.abandon:
-            raise RuntimeError("the weight update is abandoned, as was asked for")
+            raise RuntimeError("the weight update was abandoned on request")
         for bucket in fill_buckets(self.entries):
             self.model.load_weights(receive_bucket(self.group, bucket, self.device))
 

@@ -1,13 +1,13 @@
-"""Decode steps captured in CUDA graphs, one for each number of rows.
+"""Decode steps captured in CUDA graphs, one graph per number of rows.
 
-A step is some two hundred kernels of a few microseconds; launched one by one the host is slower than the GPU. A graph is
-captured for a *bucket* of rows the first time so many are live. It reads and writes the same memory every time: state, cache
-and the policy's own parameters, so it stays right after an optimizer step, and is thrown away when any of these moves.
+A step is about two hundred kernels of a few microseconds each; launched one by one they make the host slower than the GPU. A graph is
+captured for a *bucket* of rows when that many rows are first live. It always uses the same memory (state, cache and the policy's
+own parameters), so it stays valid after an optimizer step, and it is dropped when any of that memory moves.
 
-A step that makes the host wait cannot be captured (experts that ask which tokens are theirs, for one). A capture that fails
-leaves stream and allocator in the middle of it, so the first step, outside a graph, is watched for waits instead: where there
-are some, steps are launched one by one. The watch is one of the whole process: where others work on the GPU meanwhile (snapshot.py), it is
-left to a step that was run before them.
+A step that makes the host wait cannot be captured (for example experts that look up their tokens on the host), and a failed capture
+leaves the stream and the allocator in an undefined state. The first step therefore runs outside a graph and is checked for waits. If it
+has any, steps are launched one by one. The check covers the whole process, so where other threads use the GPU, it is made
+beforehand (EngineSetup.concurrent).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from functools import cache
 import torch
 
 BUCKETS = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
-"""Rows a step is captured for. Rows that fill up a bucket read no keys, so coarse steps cost little."""
+"""Numbers of rows to capture. The extra rows of a bucket read no keys, so a coarse grid costs little."""
 WAITING = "synchronizing CUDA operation"
-"""What torch says of an operation that makes the host wait."""
+"""Part of torch's error message for an operation that makes the host wait."""
 MOST_WAITS = 2
-"""First steps that may wait before capturing is given up: the very first may only have been a module setting itself up."""
+"""First steps with waits before capturing is given up. The very first one may only be a module initialising itself."""
 
 
 def round_to_bucket(live: int, slots: int) -> int:
@@ -32,14 +32,14 @@ def round_to_bucket(live: int, slots: int) -> int:
 
 
 class GraphedSteps:
-    def __init__(self, watched: bool = True) -> None:
-        """watched: first steps are watched for waits; else they are known to have none."""
+    def __init__(self, detect_waits: bool = True) -> None:
+        """detect_waits: check first steps for waits; otherwise they are known to have none."""
         self.step: Callable[[int], None] | None = None
-        """Decodes one token for the first rows; reads only memory that stays where it is, and notes tokens down last."""
+        """Decodes one token for the first rows. It reads only memory that does not move, and stores the tokens last."""
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         self.pool = torch.cuda.graph_pool_handle()
         self.waits = 0
-        self.watched = watched
+        self.detect_waits = detect_waits
 
     def run(self, rows: int, times: int) -> None:
         assert self.step is not None
@@ -54,24 +54,24 @@ class GraphedSteps:
                 graph.replay()
 
     def run_first_step(self, rows: int) -> None:
-        """A step outside a graph, in which kernels are compiled and libraries choose their algorithms; then the capture."""
+        """Run a step outside a graph, which compiles kernels and lets libraries choose algorithms; then capture it."""
         assert self.step is not None
         waits = self.waits
         side = find_side_stream()
         side.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(side):
             try:
-                with refuse_waits() if self.watched else nullcontext():
+                with forbid_waits() if self.detect_waits else nullcontext():
                     self.step(rows)
             except RuntimeError as problem:
                 if WAITING not in str(problem):
                     raise
                 self.waits += 1
-                self.step(rows)  # nothing was noted down yet: it is the same step again
+                self.step(rows)  # no token was stored yet, so this repeats the same step
         torch.cuda.current_stream().wait_stream(side)
         if self.waits == waits:
             graph = torch.cuda.CUDAGraph()
-            # What other threads ask of the driver meanwhile is their own affair.
+            # thread_local: calls to the driver by other threads do not break the capture.
             with torch.cuda.graph(graph, pool=self.pool, capture_error_mode="thread_local"):
                 self.step(rows)
             self.graphs[rows] = graph
@@ -79,16 +79,16 @@ class GraphedSteps:
 
 @cache
 def find_side_stream() -> torch.cuda.Stream:
-    """One for all first steps: what a stream has allocated, and the workspaces of libraries, stay with it for good."""
+    """One stream for all first steps, because memory that a stream has allocated and the workspaces of libraries stay with it."""
     return torch.cuda.Stream()
 
 
 @contextmanager
-def refuse_waits() -> Iterator[None]:
-    """An operation that makes the host wait for the GPU is an error."""
+def forbid_waits() -> Iterator[None]:
+    """Raise an error for operations that make the host wait for the GPU."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch warns once that it may overlook some
+        warnings.simplefilter("ignore")  # torch warns once that it may miss some
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield

@@ -1,17 +1,16 @@
-"""The slow and obvious engine: the model's own full forward for every single token, one completion at a time.
+"""The reference engine: the model's own full forward pass for every token, one completion at a time.
 
-No KV cache, no batching, no padding, nothing shared with the fast engine but the sampler and the noise. It is the oracle
-that the fast engine is tested against, and what runs where the fast engine cannot be exact.
+No KV cache, no batching, no padding; it shares only the sampler and the noise with the fast engines. The fast engines are tested
+against it, and it serves models that they cannot serve exactly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
+from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, choose_tokens, sampling_mode
 from cohort.ops.noise import make_gumbel, make_row_key
@@ -19,16 +18,17 @@ from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 
 def make_hf(setup: EngineSetup) -> tuple[HFEngine, str]:
-    return HFEngine(setup), "engine hf: the model's own forward for every token, slow and obvious"
+    return HFEngine(setup), "engine hf: the model's own forward for every token (slow, the reference)"
 
 
-class HFEngine:
+class HFEngine(Engine):
     name = "hf"
     slots = 0
 
     def __init__(self, setup: EngineSetup) -> None:
         self.model, self.decode = setup.model, setup.decode
         self.version = 0
+        self.last: dict[str, float] = {}
 
     @property
     def capabilities(self) -> Capabilities:
@@ -68,12 +68,3 @@ class HFEngine:
                 break
         text = self.decode([*request.prefix_ids, *token_ids])
         return join_prefix(request, Completion(tuple(token_ids), tuple(logprobs), end, text), self.version)
-
-    def choose_slots(self, longest: int) -> int:
-        return 0
-
-    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
-        self.version = version
-
-    def close(self) -> None:
-        pass

@@ -1,34 +1,37 @@
-"""The fast engine: continuous batching over a slot cache, in the same process, with the policy's own parameters.
+"""The fast engine: continuous batching over a slot cache, in this process, with the policy's own parameters.
 
-How it differs from `model.generate`:
+Differences from `model.generate`:
 
-- a prompt is run once per group, and its keys and values are copied into the slots of the group's completions;
-- rows are ragged and never padded on the left; attention reads a row as far as it is long, or up to the longest live row;
-- a finished row makes room: a waiting completion takes its slot, and when none waits the last rows move up, so dead rows
-  cost next to nothing (scheduler.py);
-- on a GPU a step is a few kernels a layer, captured in a CUDA graph, and the host looks only every few steps (graphs.py);
-- noise is keyed (ops/noise.py), so slot count and order change rollouts only at near-ties.
+- a prompt runs once per group, and its keys and values are copied into the slots of the group's completions;
+- rows have different lengths and no left padding; attention reads a row up to its own length, or up to the longest live row;
+- a waiting completion takes the slot of a finished one; if none waits, the last rows move up, so finished rows cost almost
+  nothing (scheduler.py);
+- on a GPU a step is a few kernels per layer, captured in a CUDA graph, and the host reads results only every few steps (graphs.py);
+- noise is keyed (ops/noise.py), so the number of slots and the order change rollouts only at near-ties.
 
-No weight is copied, and no number survives a call: after an optimizer step the next call samples from the new policy.
+No weights are copied, and nothing is cached between calls: after an optimizer step the next call samples from the new policy.
+
+`SnapshotEngine` samples while the policy is trained: it runs an engine over a frozen copy of the policy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, make_fused_decoder
+from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, make_fused_decoder, prove_decoder, prove_local
 from cohort.engine.graphs import GraphedSteps
-from cohort.engine.protocol import Capabilities, EngineSetup
-from cohort.engine.scheduler import Workspace
+from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
+from cohort.engine.scheduler import SlotState, Workspace
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
-from cohort.engine.slots import SlotState
-from cohort.engine.support import prove_decoder, prove_local
 from cohort.errors import EngineError, describe_problem
-from cohort.model.rotary import list_following
+from cohort.model.architecture import list_length_dependent
+from cohort.model.policy import Policy
 from cohort.ops.attention import choose_accumulation_dtype, use_attention
 from cohort.ops.cached_attention import SLOT_ATTENTION, kv_bytes
 from cohort.ops.fused import has_kernels, make_fused_error, native
@@ -39,12 +42,20 @@ from cohort.ops.fused.projection import fill_zero_adapters
 from cohort.ops.fused.training import load_compiled
 from cohort.ops.noise import make_gumbel
 from cohort.ops.products import count_missing_rows, find_activated_width
-from cohort.types import Sampling
+from cohort.types import Completion, NoiseKey, Prompt, Request, Sampling
 
 KEPT_SHARE = 0.15
-"""Of a GPU's memory: a smaller workspace stays between calls, a larger one makes room for training."""
+"""A workspace below this share of a GPU's memory is kept between calls; a larger one is freed for training."""
 LENGTH_STEP = 64
-"""Slots on a GPU are this much longer than needed, at most, so that the next call fits into them too."""
+"""Slot lengths on a GPU are rounded up to a multiple of this, so that the next call fits into them too."""
+TRIAL_TOKENS = 8
+"""Enough tokens to capture steps, if they can be captured."""
+
+
+def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
+    """Build the engine and its console message. Raises EngineError if the model cannot be served exactly."""
+    engine = LocalEngine(setup)
+    return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
 
 
 class LocalEngine(SlotEngine):
@@ -52,22 +63,29 @@ class LocalEngine(SlotEngine):
 
     def __init__(self, setup: EngineSetup) -> None:
         super().__init__(setup)
-        model = setup.model
-        self.local = prove_local(model)
+        self.local = prove_local(setup.model)
         self.parts = self.local.parts
-        # Frequencies that follow the length are looked up by the host, which a graph cannot wait for.
-        self.cuda_graphs = setup.cuda_graphs and has_kernels(model.device) and not list(list_following(model))
-        self.watches_graphs = True
-        """Whether first steps are watched for waits; no longer, once others may work on the GPU meanwhile."""
+        # The host looks up length-dependent rotary frequencies, and a graph cannot wait for the host.
+        graphs = setup.cuda_graphs and has_kernels(setup.model.device)
+        self.cuda_graphs = graphs and not list(list_length_dependent(setup.model))
+        self.detects_waits = True
+        """Whether first steps are checked for waits. The check covers the whole process, so other GPU work must not run meanwhile."""
         self.memory = DecodeMemory()
         self.compiled: NativeOperations | None = None
         self.why_not_native = ""
         self.fused, self.why_modules = self._prove_fused(setup.kernels)
         self.workspace: Workspace | None = None
+        if setup.concurrent and self.cuda_graphs:
+            # Find out now, while nothing else runs on the GPU, whether steps can be captured.
+            self.generate(
+                [Request(Prompt(0, "", {}, (0,)), 0, 0)], Sampling(1, 1.0, TRIAL_TOKENS, ()), NoiseKey(0, "preflight", 0)
+            )
+            self.cuda_graphs, self.detects_waits = self.last["graphs"] > 0, False
+            self.close()
 
     @property
     def capabilities(self) -> Capabilities:
-        kind = self.model.device.type  # on a GPU the products of a step depend on how many rows it has
+        kind = self.model.device.type  # on a GPU the products of a step depend on its number of rows
         return Capabilities(MOST_SLOTS[kind], self.cache_dtype.itemsize, steady=kind == "cpu", own_kernels=True)
 
     def close(self) -> None:
@@ -75,7 +93,7 @@ class LocalEngine(SlotEngine):
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        """Of keys and values: the one attention accumulates in, but compiled attention widens them only as it reads."""
+        """Dtype of cached keys and values: that of attention's sums, except that compiled attention converts them as it reads."""
         if self.fused is not None and self.compiled is not None:
             return self.local.dtype
         return choose_accumulation_dtype(self.local.dtype, self.model.device)
@@ -84,15 +102,16 @@ class LocalEngine(SlotEngine):
         """How steps are computed, for the console."""
         if self.fused is None:
             how = f"the modules of transformers ({self.why_modules})"
+        elif self.model.device.type == "cuda":
+            how = "own kernels"
         else:
-            attention = "native attention" if self.compiled else f"attention in PyTorch ({self.why_not_native})"
-            how = "own kernels" if self.model.device.type == "cuda" else f"fused products, {attention}"
+            how = f"fused products, {'native attention' if self.compiled else f'attention in PyTorch ({self.why_not_native})'}"
         return how + (", captured in CUDA graphs" if self.cuda_graphs else "")
 
     # -- the workspace -------------------------------------------------------------------------------------------------
 
     def _prove_fused(self, kernels: str) -> tuple[FusedModel | None, str]:
-        """The model as plain tensors where that is proven to give the same logits; else None and the reason."""
+        """The model as plain tensors, if that gives the same logits; otherwise None and the reason."""
         if kernels == "modules":
             return None, 'model.kernels = "modules"'
         try:
@@ -100,7 +119,10 @@ class LocalEngine(SlotEngine):
                 raise EngineError("Triton is not installed")
             fused = fuse(self.model)
             if fused.device.type == "cpu":
-                self._find_compiled(fused)
+                try:
+                    self.compiled = load_compiled(fused)
+                except native.NoNative as problem:
+                    self.why_not_native = str(problem)
             with fill_zero_adapters(fused.adapters):
                 prove_decoder(self.model, self.local, lambda slots, length: self._make_decoder(fused, slots, length))
         except Exception as problem:
@@ -110,16 +132,12 @@ class LocalEngine(SlotEngine):
             return None, describe_problem(problem)
         return fused, ""
 
-    def _find_compiled(self, fused: FusedModel) -> None:
-        try:
-            self.compiled = load_compiled(fused)
-        except native.NoNative as problem:
-            self.why_not_native = str(problem)
-
-    def _make_decoder(self, fused: FusedModel, slots: int, length: int) -> Decoder:
+    def _make_decoder(self, fused: FusedModel | None, slots: int, length: int) -> Decoder:
+        if fused is None:
+            return ModuleDecoder(self.local, slots, length, self.model.device)
         return make_fused_decoder(fused, self.local, slots, length, self.memory, self.compiled)
 
-    def _drive_modules(self) -> AbstractContextManager[None]:
+    def _prepare_modules(self) -> AbstractContextManager[None]:
         return use_attention(self.local.configs, SLOT_ATTENTION)
 
     def _count_slot_bytes(self, length: int) -> int:
@@ -137,22 +155,21 @@ class LocalEngine(SlotEngine):
             workspace.decoder.close()
 
     def _sign_parameters(self) -> tuple[Any, ...]:
-        """Changes when a parameter lies elsewhere, or when other adapters are switched on: a graph would not notice."""
-        where = tuple(parameter.data_ptr() for parameter in self.model.parameters())
+        """Changes when a parameter moves in memory or other adapters are active: a captured graph would then be wrong."""
+        places = tuple(parameter.data_ptr() for parameter in self.model.parameters())
         adapters = tuple(
             (tuple(module.active_adapters), module.disable_adapters)
             for module in self.model.modules()
             if isinstance(getattr(module, "disable_adapters", None), bool)
         )
-        return where, adapters
+        return places, adapters
 
     def _round_length(self, longest: int) -> int:
         return longest if self.model.device.type == "cpu" else -(-longest // LENGTH_STEP) * LENGTH_STEP
 
-    def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int = 0) -> Workspace:
+    def _make_workspace(self, longest: int, completions: int, sampling: Sampling, columns: int) -> Workspace:
         device = self.model.device
-        if self.fused is not None and not self.fused.is_current():
-            # Somebody gave the parameters new storage, or switched adapters.
+        if self.fused is not None and not self.fused.is_current():  # parameters have new storage, or other adapters are active
             self.fused, self.workspace = fuse(self.model), None
         signature = (columns, *(self._sign_parameters() if device.type == "cuda" else ()))
         kept, self.workspace = self.workspace, None
@@ -163,17 +180,14 @@ class LocalEngine(SlotEngine):
         width = find_activated_width(self.model.config)
         rows = slots + count_missing_rows(slots, device, width)
         length = self._round_length(longest)
-        if self.fused is not None:
-            decoder = self._make_decoder(self.fused, rows, length)
-        else:
-            decoder = ModuleDecoder(self.local, rows, length, device)
+        decoder = self._make_decoder(self.fused, rows, length)
         noise = make_gumbel if self.compiled is None else self.compiled.native.make_gumbel
-        state = SlotState(rows, completions, sampling, device, noise, columns)
-        steps = GraphedSteps(self.watches_graphs) if self.cuda_graphs else None
+        state = SlotState(rows, completions, sampling, device, columns, noise)
+        steps = GraphedSteps(self.detects_waits) if self.cuda_graphs else None
         return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width)
 
     def _keep_or_drop(self, workspace: Workspace) -> None:
-        """On a CPU only memory is kept, and no number in it: weights are packed for one call."""
+        """Keep a small workspace on a GPU. On a CPU only memory is kept, without its contents: weights are packed for each call."""
         device = self.model.device
         if device.type != "cuda":
             self.memory.trim()
@@ -183,7 +197,45 @@ class LocalEngine(SlotEngine):
             self.workspace = workspace
 
 
-def make_local(setup: EngineSetup) -> tuple[LocalEngine, str]:
-    """EngineError where the model cannot be served exactly."""
-    engine = LocalEngine(setup)
-    return engine, f"engine local: continuous batching with the policy's own weights, {engine.describe()}"
+class SnapshotEngine(Engine):
+    """Runs `engine` over `policy`, a frozen copy that nothing else reads or writes, while the policy itself is trained.
+
+    Engines that read the policy's own parameters cannot sample in one thread while another thread changes them. Here only `sync`
+    changes the weights, by copying them. With LoRA the copy shares the frozen base, and only the adapter is copied.
+    """
+
+    def __init__(self, policy: Policy, engine: Engine) -> None:
+        self.policy, self.engine = policy, engine
+        self.name, self.slots, self.last = engine.name, engine.slots, engine.last
+        device = policy.device
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        """A separate stream: on the training stream each side would wait for the other's kernels."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(self.engine.capabilities, shares_weights=False)
+
+    def generate(
+        self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
+    ) -> list[Completion]:
+        with ExitStack() as stack:
+            if self.stream is not None:  # a new thread has the first GPU's default stream
+                stack.enter_context(torch.cuda.device(self.stream.device))
+                stack.enter_context(torch.cuda.stream(self.stream))
+            completions = self.engine.generate(requests, sampling, noise, on_finish)
+        self.last = self.engine.last
+        return completions
+
+    def choose_slots(self, longest: int) -> int:
+        return self.engine.choose_slots(longest)
+
+    def close(self) -> None:
+        self.engine.close()
+
+    @torch.no_grad()
+    def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
+        for name, mine in self.policy.list_own_parameters().items():
+            mine.copy_(weights[name])
+        self.policy.refresh_weights()
+        self.policy.wait()  # another thread reads them next, on another stream
+        self.engine.sync(weights, version)

@@ -21,46 +21,46 @@ OnFinish = Callable[[Request, Completion], None]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What a caller must know of an engine, and asks for here instead of asking which engine it is."""
+    """Properties of an engine. Callers check these and never the engine's name."""
 
     most_slots: int
-    """Completions that it decodes side by side in the memory of this device, where nobody asks for fewer; 1: one by one."""
+    """Completions that it decodes in parallel on this device, unless the recipe sets fewer; 1: one by one."""
     cache_itemsize: int
-    """Bytes of each number among the keys and values that it keeps on this device."""
+    """Bytes per number of the keys and values on this device."""
     keyed_noise: bool = True
-    """The same call gives the same completions again. Where it does not, a batch is saved whole (training/state.py)."""
+    """The same call gives the same completions again. If not, checkpoints save whole batches (training/state.py)."""
     steady: bool = False
-    """A completion has the same bits whatever is decoded beside it on this device: so it has on any number of ranks."""
+    """The bits of a completion do not depend on what is decoded in parallel, so they are the same on any number of ranks."""
     shares_weights: bool = True
-    """It reads the policy's own parameters: there is nothing to send."""
+    """It reads the policy's own parameters, so no weights are sent."""
     own_kernels: bool = False
-    """model.kernels acts on it."""
+    """model.kernels has an effect on it."""
     swaps_in_flight: bool = False
-    """Completions that are under way go on with new weights when it is given some, and say which tokens are of which version."""
+    """Completions in progress continue with new weights after `sync`, and report which version sampled which tokens."""
     rounding: float = 1.0
-    """How much further than an engine that decodes with the trainer's own formulas its log-probs may be off, in float32."""
+    """Factor on the mismatch limit in float32, for engines that do not decode with the trainer's own formulas."""
 
 
 @dataclass(frozen=True)
 class RemoteSetup:
-    """What an engine elsewhere is made from, beside a model: whose weights to send, and where to."""
+    """Settings of an engine on servers: the policy whose weights are sent, and where to."""
 
     policy: Policy
     servers: Sequence[str]
     settings: VllmConfig
     folder: Path | None
-    """For weights that travel as files; None: one that lasts as long as the engine."""
+    """Folder for weights that are sent as files; None: a temporary one."""
     say: Callable[[str], None]
-    """Tells people what happens to servers."""
+    """Prints messages about servers."""
     keep: bool = False
-    """Whether completions are sampled while the policy trains: weights that were sent must be had again for a server that comes back."""
+    """Keep a copy of the sent weights for servers that come back, because completions are sampled while the policy trains."""
     longest: int = 0
-    """Tokens that a prompt and its completion may have; demonstrations, which nobody samples, may be longer."""
+    """Maximum tokens of a prompt and its completion. Demonstrations, which are not sampled, may be longer."""
 
 
 @dataclass(frozen=True)
 class EngineSetup:
-    """What an engine is made from (recipe/values.py)."""
+    """Arguments of an engine's constructor function (recipe/values.py)."""
 
     model: Any
     decode: Callable[[Sequence[int]], str]
@@ -68,33 +68,39 @@ class EngineSetup:
     kernels: str = "auto"
     cuda_graphs: bool = True
     decode_all: Callable[[Sequence[Sequence[int]]], list[str]] | None = None
-    """Many rows at once, where the tokenizer is faster that way."""
+    """Decodes many rows at once, for tokenizers where that is faster."""
     remote: RemoteSetup | None = None
+    concurrent: bool = False
+    """Whether another thread uses the device while this engine samples."""
 
 
 class Engine(Protocol):
     """Samples completions from the policy.
 
-    Contract, the same for every engine and tested engine against engine:
-    - one completion per request, in the order of the requests; `on_finish` is told of each as soon as the engine knows it to
-      be whole, in whatever order that comes about, and before `generate` returns;
-    - the prompt's token ids are used as they are: nothing is re-tokenised, no BOS is added;
+    The contract, tested engine against engine:
+    - one completion per request, in the order of the requests; `on_finish` is called with each completion as soon as it is
+      known to be complete, in any order, before `generate` returns;
+    - the prompt's token ids are used unchanged: nothing is re-tokenised, no BOS is added;
     - `sampling_logprobs` are float32 log-softmax of (logits / temperature) at the sampled token, over the full
       distribution (temperature 0: at temperature 1);
     - a completion ends with the first sampled id in `sampling.stop_ids` (end "stop") or after max_completion_tokens ("length");
     - the noise of a token depends only on (seed, stream, step, draw, sample, position), where position is the request's
-      position plus the token's place in the completion: slots, batching and order change rollouts only at near-ties
-      (`capabilities.keyed_noise` says whether this holds);
+      position plus the token's index in the completion. Slots, batching and order change rollouts only at near-ties
+      (for engines with `capabilities.keyed_noise`);
     - a request with a prefix is continued after it, and the prefix is part of the completion: its ids, log-probs, mask and
-      versions are handed back as they came, and count against max_completion_tokens. A prefix that is whole already, because
-      its last id is a sampled stop or because it is as long as a completion may be, is handed back as it is;
-    - the weights used are those the policy has at the time of the call, or those of the last `sync` where the engine keeps a
-      copy: no stale cache survives an update.
+      versions are returned unchanged, and count against max_completion_tokens. A prefix that is already complete, because
+      its last id is a sampled stop token or because it has the maximum length, is returned unchanged;
+    - the weights are those of the policy at the time of the call, or those of the last `sync` for an engine with its own
+      copy: no outdated cache survives an update.
     """
 
     name: str
     slots: int
-    """Completions decoded side by side; 0: the engine chooses, or has no such notion."""
+    """Completions decoded in parallel; 0: the engine chooses, or has no slots."""
+    version: int
+    """Policy version of the weights."""
+    last: dict[str, float]
+    """Figures of the last call, for the metrics."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -104,17 +110,16 @@ class Engine(Protocol):
     ) -> list[Completion]: ...
 
     def choose_slots(self, longest: int) -> int:
-        """How many completions of `longest` tokens, prompts included, to decode side by side; 0: it has no such notion."""
-        ...
+        """How many completions of `longest` tokens, prompts included, to decode in parallel; 0 for an engine without slots."""
+        return 0
 
     def sync(self, weights: Mapping[str, Tensor], version: int) -> None:
-        """Sample with these weights of the policy from now on: its own parameters by name, and how many updates they have had.
+        """Sample with these weights from now on: the policy's own parameters by name, and their number of updates.
 
-        Called before sampling whenever the policy may have changed. An engine that shares the weights has them already: it
-        notes the version and nothing else.
+        Called before sampling whenever the policy may have changed. An engine that shares the weights only stores the version.
         """
-        ...
+        self.version = version
 
     def close(self) -> None:
-        """Give back what the engine holds besides the policy's weights. It may be asked to generate again."""
-        ...
+        """Free everything except the policy's weights. `generate` may be called again."""
+        return

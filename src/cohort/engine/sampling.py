@@ -1,7 +1,7 @@
-"""From logits to the next token and its log-probability: the one sampler that every engine uses.
+"""The sampler that every engine uses: from logits to the next token and its log-probability.
 
-The log-probability is always that of the full distribution at the sampling temperature, because that is what training
-recomputes. A top-k or top-p cut narrows the candidates and nothing else; recipes allow it in evaluation alone.
+The log-probability is always that of the full distribution at the sampling temperature, because training recomputes that one.
+top-k and top-p only restrict the candidates; recipes allow them in evaluation only.
 """
 
 from __future__ import annotations
@@ -14,15 +14,28 @@ import torch
 from torch import Tensor
 
 from cohort.errors import EngineError
-from cohort.model.rotary import count_positions
+from cohort.model.architecture import count_positions
 from cohort.types import Prompt, Sampling
+
+MISMATCH_LIMITS = {torch.float64: 1e-5, torch.float32: 1e-5, torch.bfloat16: 1.0, torch.float16: 0.5}
+"""Largest |log ratio| of one token between engine and trainer with the same weights.
+
+In bfloat16 a token of low probability can differ by several tenths. The mean, which is limited to a tenth of this, is the
+sharper test there.
+"""
+GPU_FACTOR = 10.0
+"""On a GPU, float32 sums have another order for one token than for a sequence: 1.7e-5 was measured on the demo's model."""
+LARGE_MODEL = 4096
+"""Layers x width up to which the limits hold. Beyond, rounding grows in proportion."""
 
 
 def choose_tokens(
     logits_BV: Tensor, sampling: Sampling, gumbel_BV: Tensor | None, greedy_B: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Ids [B] (int64) and float32 log-probs [B] of the next tokens. Greedy sampling takes no noise (None). greedy_B: the rows that are
-    greedy among others that are not."""
+    """Ids [B] (int64) and float32 log-probs [B] of the next tokens.
+
+    gumbel_BV: the noise; None for greedy sampling. greedy_B: the greedy rows, if only some are.
+    """
     if sampling.greedy:
         scaled_BV = logits_BV.float()
         ids_B = scaled_BV.argmax(-1)
@@ -34,13 +47,13 @@ def choose_tokens(
             gumbel_BV = gumbel_BV.masked_fill(greedy_B[:, None], 0.0)
         scaled_BV = logits_BV.float() / temperature
         ids_B = (cut_candidates(scaled_BV, sampling.top_k, sampling.top_p) + gumbel_BV).argmax(-1)
-    # log_softmax subtracts the maximum first: logit - logsumexp would round a log-prob near 0 to the scale of the logits.
+    # log_softmax subtracts the maximum first. logit - logsumexp would round a log-prob near 0 to the scale of the logits.
     logprobs_B = scaled_BV.log_softmax(-1).gather(-1, ids_B[:, None])[:, 0]
     return ids_B, logprobs_B
 
 
 def cut_candidates(scaled_BV: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Put -inf on what top_k and then top_p leave out (0 and 1.0: nothing). The likeliest token always stays."""
+    """Set the tokens outside top_k and then top_p to -inf (0 and 1.0: keep all). The most likely token always stays."""
     if 0 < top_k < scaled_BV.shape[-1]:
         smallest_B1 = scaled_BV.topk(top_k, -1).values[:, -1:]
         scaled_BV = scaled_BV.masked_fill(scaled_BV < smallest_B1, -torch.inf)
@@ -56,10 +69,10 @@ def cut_candidates(scaled_BV: Tensor, top_k: int, top_p: float) -> Tensor:
 
 @contextmanager
 def sampling_mode(model: Any) -> Iterator[None]:
-    """No autograd and no dropout; afterwards every module is in the mode it was in, one by one.
+    """Switch off autograd and dropout, and restore the mode of every module afterwards.
 
-    no_grad instead of inference_mode: modules may keep tensors they compute (rotary tables), and an inference tensor kept
-    there would break the next backward.
+    no_grad instead of inference_mode: modules may keep tensors that they compute (rotary tables), and an inference tensor
+    would break the next backward.
     """
     training = [module for module in model.modules() if module.training]
     try:
@@ -73,14 +86,14 @@ def sampling_mode(model: Any) -> Iterator[None]:
 
 
 def check_request(config: Any, prompts: list[Prompt], sampling: Sampling) -> None:
-    """Refuse what no engine could sample faithfully. `config` is the text config of the model."""
+    """Raise EngineError for a request that no engine can sample correctly. config: the text config of the model."""
     if sampling.max_completion_tokens < 1:
         raise EngineError(f"sampling.max_completion_tokens is {sampling.max_completion_tokens}; it must be at least 1.")
     if sampling.temperature < 0:
         raise EngineError(f"sampling.temperature is {sampling.temperature:g}; it must be 0 (greedy) or above.")
     for prompt in prompts:
         if not prompt.token_ids:
-            raise EngineError(f"prompt {prompt.index} has no tokens: there is nothing to continue from.")
+            raise EngineError(f"prompt {prompt.index} has no tokens, so there is nothing to continue.")
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
     limit, needed = count_positions(config), longest + sampling.max_completion_tokens
     if limit and needed > limit:
@@ -92,6 +105,15 @@ def check_request(config: Any, prompts: list[Prompt], sampling: Sampling) -> Non
 
 
 def check_finite(logprobs: Tensor) -> None:
-    """NaN logits still have an argmax: without this check a broken policy would go on sampling token 0."""
+    """Raise EngineError for NaN or infinite log-probs. NaN logits have an argmax, so sampling would continue with token 0."""
     if not bool(torch.isfinite(logprobs).all()):
-        raise EngineError("the policy's logits are not finite (NaN or inf): its weights or its precision are broken.")
+        raise EngineError("the policy's logits are NaN or infinite: its weights or its precision are broken.")
+
+
+def find_mismatch_limit(model: Any, rounding: float = 1.0) -> float:
+    """Largest difference that rounding may cause between the log-probs of engine and trainer. rounding: of the engine's Capabilities."""
+    config = model.config.get_text_config()
+    limit = MISMATCH_LIMITS[model.dtype] * max(1.0, config.num_hidden_layers * config.hidden_size / LARGE_MODEL)
+    if model.dtype == torch.float32:
+        limit *= rounding * (GPU_FACTOR if model.device.type != "cpu" else 1.0)
+    return limit

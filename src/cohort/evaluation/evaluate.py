@@ -102,8 +102,8 @@ def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]
 
 def make_problem_key(prompt: Prompt) -> str:
     """16 hex digits that identify a problem by question and reference answer, in any run, row or chat template."""
-    gold = prompt.gold
-    return f"{keyed_hash('problem', make_content_key(prompt.content), '' if gold is None else gold):016x}"
+    answer = prompt.reference_answer
+    return f"{keyed_hash('problem', make_content_key(prompt.content), '' if answer is None else answer):016x}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -201,7 +201,7 @@ class SampledSet:
             {
                 "set": name,
                 "prompt": prompt.content,
-                "answer": None if prompt.gold is None else str(prompt.gold),
+                "answer": None if prompt.reference_answer is None else str(prompt.reference_answer),
                 "completions": [
                     {"text": completion.text, "reward": outcome.reward, "success": outcome.success}
                     for completion, outcome in zip(group, outcomes, strict=True)

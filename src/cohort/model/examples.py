@@ -1,10 +1,10 @@
-"""The completions that a step trains on, held as arrays: N of them, C tokens of all of them one after the other.
+"""The completions that a step trains on, as arrays: N completions, and C tokens of all of them one after the other.
 
     examples = make_examples(rollouts)
-    examples = replace(examples, advantages_C=...)       # all of them credited at once
-    examples[3].advantages_T                             # the fourth by itself: a view, made when somebody asks
+    examples = replace(examples, advantages_C=...)       # credit all of them at once
+    examples[3].advantages_T                             # the fourth one: a view, created on access
 
-A thousand short completions are a thousand objects of any kind, and a step would spend more on them than on their tokens.
+With one object per completion, a step of a thousand short completions would spend more time on objects than on tokens.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from cohort.ops.layout import Indices, list_ranges
 from cohort.types import Rollout
 
 VECTORS = ("loss_mask", "advantages", "sampling_logprobs", "old_logprobs", "ref_logprobs", "old_values", "returns", "fresh")
-"""What there is of every token: `NAME_C` of all examples, `NAME_T` of one."""
+"""Values per token: `NAME_C` of all examples, `NAME_T` of one."""
 
 
 @dataclass(frozen=True)
 class Example:
-    """One completion as the trainer sees it. Vectors are over the completion's tokens, aligned to the token they describe."""
+    """One completion for the trainer. Vectors are over the completion's tokens, aligned to the token they describe."""
 
     rollout: int
-    """Place of its rollout in the step."""
+    """Index of its rollout in the step."""
     group: int
     """Number of its group in the step; the two completions of a pair share one."""
     prompt_ids: tuple[int, ...]
@@ -43,13 +43,13 @@ class Example:
     advantages_T: Tensor
     sampling_logprobs_T: Tensor
     old_logprobs_T: Tensor | None = None
-    """None: exactly on-policy, the ratio is 1 by construction."""
+    """None: exactly on-policy, so the ratio is 1."""
     ref_logprobs_T: Tensor | None = None
     old_values_T: Tensor | None = None
-    """PPO: what the critic expected before each token, and the return it should have expected."""
+    """PPO: the critic's value before each token. `returns_T`: the returns that it should predict."""
     returns_T: Tensor | None = None
     fresh_T: Tensor | None = None
-    """Which tokens the policy sampled as it was at the start of the step. None: all of them."""
+    """Tokens sampled with the weights from the start of the step. None: all of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -62,7 +62,7 @@ class Example:
 
 @dataclass(frozen=True, eq=False)
 class Examples(Sequence[Example]):
-    """Examples as arrays; a sequence of them for whoever looks at one. The fields are those of Example."""
+    """Examples as arrays, and a sequence of Example, with the same fields."""
 
     rollout_N: Sequence[int]
     group_N: Sequence[int]
@@ -84,22 +84,22 @@ class Examples(Sequence[Example]):
 
     @cached_property
     def start_N(self) -> Indices:
-        """Where each completion begins among all tokens."""
+        """Index of each completion's first token among all tokens."""
         return np.cumsum(self.length_N) - self.length_N
 
     @cached_property
     def num_tokens_N(self) -> Indices:
-        """Prompt and completion."""
+        """Tokens of each prompt and completion together."""
         return np.fromiter(map(len, self.prompt_ids_N), np.int64, len(self)) + self.length_N
 
     @cached_property
     def trained_N(self) -> Indices:
-        """Trained tokens of each."""
+        """Trained tokens of each completion."""
         return self._count(self.loss_mask_C.numpy())
 
     @cached_property
     def has_gradient_N(self) -> np.ndarray[Any, np.dtype[np.bool_]]:
-        """Whether the policy term can push on any of its tokens."""
+        """Whether the policy term has a gradient for any token of each example."""
         return self._count((self.advantages_C.numpy() != 0) & self.loss_mask_C.numpy()) > 0
 
     def _count(self, true_C: np.ndarray[Any, np.dtype[np.bool_]]) -> Indices:
@@ -116,7 +116,7 @@ class Examples(Sequence[Example]):
     def __getitem__(self, place: int | slice) -> Example | Examples:
         if isinstance(place, slice):
             return self.select(range(len(self))[place])
-        place = range(len(self))[place]  # which also counts from the end
+        place = range(len(self))[place]  # also negative places
         start = int(self.start_N[place])
         return self._make_example(place, [values_C[start : start + int(self.length_N[place])] for values_C in self._present])
 
@@ -126,7 +126,7 @@ class Examples(Sequence[Example]):
 
     @cached_property
     def _names(self) -> list[str]:
-        """Of the vectors that are there."""
+        """Names of the vectors that are not None."""
         return [name for name in VECTORS if getattr(self, f"{name}_C") is not None]
 
     @property
@@ -142,7 +142,7 @@ class Examples(Sequence[Example]):
         return Example(*(values_N[place] for values_N in self._plain), **named)
 
     def select(self, places: Sequence[int]) -> Examples:
-        """These of them, in this order."""
+        """The examples at these places, in this order."""
         if list(places) == list(range(len(self))):
             return self
         chosen = np.fromiter(places, np.int64, len(places))
@@ -153,7 +153,7 @@ class Examples(Sequence[Example]):
 
 
 def join_examples(examples: Sequence[Example]) -> Examples:
-    """Single examples as arrays; arrays as they are."""
+    """Examples as arrays; `Examples` are returned unchanged."""
     if isinstance(examples, Examples):
         return examples
     vectors: dict[str, Any] = {}
@@ -161,7 +161,7 @@ def join_examples(examples: Sequence[Example]) -> Examples:
         found = [getattr(example, f"{name}_T") for example in examples]
         present = [values_T for values_T in found if values_T is not None]
         if present and len(present) < len(found):
-            raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values")
+            raise InvariantError("a minibatch mixes examples with and without old log-probs, reference log-probs or values.")
         vectors[f"{name}_C"] = torch.cat(present) if present else None
     nothing: dict[str, Any] = {"loss_mask_C": torch.zeros(0, dtype=torch.bool)}
     nothing |= dict.fromkeys(("advantages_C", "sampling_logprobs_C"), torch.zeros(0))
@@ -180,7 +180,7 @@ def make_examples(
     left_out: AbstractSet[int] = frozenset(),
     mask_truncated: bool = False,
 ) -> Examples:
-    """Rollouts with a reward, as examples, not credited yet. Unscored ones and groups that are `left_out` are in no mean at all."""
+    """Examples of the rollouts with a reward, without advantages. Unscored rollouts and `left_out` groups are in no mean."""
     places = [i for i, one in enumerate(rollouts) if one.outcome.reward is not None and one.group not in left_out]
     kept = [rollouts[place] for place in places]
     completions = [rollout.completion for rollout in kept]

@@ -1,9 +1,9 @@
-"""A frozen base in 4 bits under adapters (QLoRA), through bitsandbytes.
+"""A frozen 4-bit base under adapters (QLoRA), through bitsandbytes.
 
-    W  ->  16 levels of a normal distribution (nf4), one scale for every 64 weights, the scales in 8 bits: 4.13 bits a weight
+    W  ->  16 levels of a normal distribution (nf4), one scale per 64 weights, the scales in 8 bits: 4.13 bits per weight
 
-The linear layers below the head are held so; embeddings, norms and head keep the compute dtype. Each product takes its weights back to
-that dtype first, so what is sampled, scored, trained and merged is one and the same rounded base. bitsandbytes is imported only here.
+The linear layers below the head are quantised; embeddings, norms and head keep the compute dtype. Each product first converts its weights
+to that dtype, so sampling, scoring, training and merging use the same rounded base. bitsandbytes is imported only here.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cohort.ops.fused.projection import is_four_bit, restore_weight
 
 NAME = "nf4"
 MARKS = ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_4bit")
-"""By which transformers knows a quantised model."""
+"""Attributes by which transformers recognises a quantised model."""
 
 
 def make_loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """What transformers is told so that each weight is rounded as it is read: the model in full precision is never held."""
+    """Options of from_pretrained that quantise each weight as it is read, so the full-precision model is never in memory."""
     if importlib.util.find_spec("bitsandbytes") is None:
         raise ModelError(
-            f'model.lora.base_dtype: "{NAME}" needs the package bitsandbytes. Install it with '
-            """`pip install 'cohort-rl[qlora]'`, or leave the base as it is with "auto"."""
+            f'model.lora.base_dtype: "{NAME}" needs the package bitsandbytes. '
+            """Run `pip install 'cohort-rl[qlora]'`, or set it to "auto" for a base that is not quantised."""
         )
     from transformers import BitsAndBytesConfig
 
@@ -44,28 +44,28 @@ def make_loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, 
 
 
 def find_four_bit_layers(model: nn.Module) -> dict[str, Any]:
-    """Name -> layer that holds its weight in 4 bits."""
+    """Name -> layer with a 4-bit weight."""
     return {name: part for name, part in model.named_modules() if is_four_bit(part._parameters.get("weight"))}
 
 
 def make_steady(model: nn.Module) -> None:
-    """Let every product take its weight back and be the plain one, for one row or a thousand, with gradients or without.
+    """Make every product convert its weight and multiply as usual, for any number of rows, with or without gradients.
 
-    bitsandbytes' own has kernels by the number of rows, and on some CPUs packs a layer anew at its first call without gradients:
-    what an engine samples would then differ from what is trained by more than rounding.
+    bitsandbytes chooses kernels by the number of rows, and on some CPUs repacks a layer at its first call without gradients.
+    Sampling would then differ from training by more than rounding.
     """
     for layer in find_four_bit_layers(model).values():
         layer.forward = partial(multiply_steadily, layer)
 
 
 def count_elements(parameter: Tensor) -> int:
-    """Of the matrix that a parameter stands for; two of them share a byte in 4 bits."""
+    """Number of weights of a parameter; in 4 bits a byte holds two."""
     return int(parameter.quant_state.shape.numel()) if is_four_bit(parameter) else parameter.numel()  # type: ignore[attr-defined]
 
 
 def list_stored_parts(name: str, parameter: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """All that a parameter is made of: itself; in 4 bits its codes, their scales, and the scales of those."""
-    yield name, parameter.as_subclass(Tensor)  # the codes alone: their own class would move the scales along
+    """The tensors of a parameter: itself, or in 4 bits its codes, their scales, and the scales of those."""
+    yield name, parameter.as_subclass(Tensor)  # only the codes: their own class would move the scales too
     state, depth = getattr(parameter, "quant_state", None), 0
     while state is not None:
         yield f"{name} scales {depth}", state.absmax
@@ -75,7 +75,7 @@ def list_stored_parts(name: str, parameter: Tensor) -> Iterator[tuple[str, Tenso
 
 
 class Product(torch.autograd.Function):
-    """x W^T + b over a frozen W in 4 bits. W is made again for the backward: kept, it would take the memory that 4 bits save."""
+    """x W^T + b with a frozen 4-bit W. The backward converts W again; keeping it would use the memory that 4 bits save."""
 
     @staticmethod
     def forward(context: Any, inputs: Tensor, layer: Any) -> Tensor:
@@ -93,7 +93,7 @@ def multiply_steadily(layer: Any, inputs: Tensor) -> Tensor:
 
 
 def make_full_layer(layer: Any, weight: Tensor) -> nn.Linear:
-    """A plain layer in the place of one that may be in 4 bits, with this weight and its bias."""
+    """A plain linear layer with this weight and the bias of `layer`."""
     plain = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
     plain.weight = nn.Parameter(weight, requires_grad=False)
     plain.bias = layer.bias
@@ -101,7 +101,7 @@ def make_full_layer(layer: Any, weight: Tensor) -> nn.Linear:
 
 
 def forget_bits(model: Any) -> None:
-    """Take away the marks of a model whose layers are plain again: it is saved and loaded as any other."""
+    """Remove the attributes of a quantised model once its layers are plain, so that it is saved and loaded normally."""
     for mark in MARKS:
         model.__dict__.pop(mark, None)
     if getattr(model.config, "quantization_config", None) is not None:

@@ -1,13 +1,13 @@
-"""The model in two halves: a backbone that gives hidden states and a head that turns chosen ones into logits.
+"""The model in two halves: a backbone that computes hidden states, and a head that turns chosen ones into logits.
 
 Training and sampling need logits at a few positions only, so they never call the model's own forward. That forward may
-do more than a matrix product after the last layer (Gemma 2 soft-caps, Cohere scales, Granite divides): `split` rebuilds
-what it knows and then compares with the real forward on a few tokens. A model whose logits it cannot reproduce is
-refused by name; it is never scored with almost the right head.
+do more than a matrix product after the last layer (Gemma 2 soft-caps, Cohere scales, Granite divides). `split` rebuilds
+the known operations and then compares with the real forward pass on a few tokens. A model whose logits it cannot reproduce is
+refused by name, instead of being scored with an almost correct head.
 
-A head that is a plain matrix is also given as its tensors (`linear`), for which log-probs have a backward of their own
-and, on a GPU, logits that are not rounded to bfloat16 between the product and the softmax: for the engine's as for the
-trainer's. Any other (an adapter around it, hooks) is called as the module that it is; `why_not_linear` names the reason.
+A plain matrix as head is also available as tensors (`linear`). For these, log-probs have their own backward and, on a GPU, logits are
+not rounded to bfloat16 between the product and the softmax, in the engine as in the trainer. Any other head (with an adapter or
+hooks) is called as a module; `why_not_linear` names the reason.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cohort.ops.logprobs import LOW_PRECISION, LinearHead, linear_logprobs, proj
 from cohort.ops.products import run_steadily
 
 LARGE_LOGIT = 100.0
-"""Above every soft-cap in use (Gemma 2: 30), so that one that is forgotten shows."""
+"""Larger than every soft-cap in use (Gemma 2: 30), so that a missing one shows."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SplitModel:
 
     @property
     def why_not_linear(self) -> str | None:
-        """Why the projection cannot stand for its weight and bias alone; None where it can."""
+        """Why the projection is more than its weight and bias; None if it is not."""
         projection = self.projection
         if type(projection) is not nn.Linear:
             return f"its output projection is a {type(projection).__name__}, not a plain nn.Linear"
@@ -51,19 +51,19 @@ class SplitModel:
 
     @property
     def linear(self) -> LinearHead | None:
-        """The head as tensors, or None where it is more than a matrix. Read anew each time: hooks may come and go."""
+        """The head as tensors; None if it is more than a matrix. Checked every time, because hooks may come and go."""
         if self.why_not_linear is not None:
             return None
         projection: Any = self.projection
         return LinearHead(projection.weight, projection.bias, self.scale, self.softcap)
 
     def fit(self, hidden: Tensor) -> Tensor:
-        """In the dtype of the projection: some backbones keep what they add up in float32 (Mamba), and their own forward casts it here."""
+        """Hidden states in the dtype of the projection. Some backbones return float32 sums (Mamba), which their own forward casts here."""
         weight: Any = self.projection.weight
         return hidden.to(weight.dtype) if weight.is_floating_point() else hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Logits [..., V] of hidden states [..., H], in float32 at least (float64 stays, for tests that need it)."""
+        """Logits [..., V] of hidden states [..., H], in float32 or higher (float64 stays float64, for tests)."""
         hidden = self.fit(hidden)
         linear = self.linear if hidden.is_cuda and hidden.dtype in LOW_PRECISION else None
         if linear is not None and not (torch.is_grad_enabled() and (hidden.requires_grad or linear.trained)):
@@ -93,10 +93,10 @@ class SplitModel:
 
 
 def split(model: Any) -> SplitModel:
-    """Split a causal LM, and prove on a few tokens that both halves together are the whole."""
+    """Split a causal LM, and verify on a few tokens that the two halves equal the whole model."""
     config = model.config.get_text_config()
     name = type(model).__name__
-    # Some classes name another prefix than the one their backbone lies under; the comparison below decides.
+    # Some classes name another prefix than that of their backbone; the comparison below decides.
     backbone = model.base_model if model.base_model is not model else getattr(model, "model", model)
     projection = model.get_output_embeddings()
     if backbone is model or projection is None:
@@ -105,25 +105,25 @@ def split(model: Any) -> SplitModel:
     parts = SplitModel(backbone, projection, float(getattr(config, "final_logit_softcapping", None) or 0.0), scale)
     was_training = model.training
     model.eval()
-    largest = _check(model, parts, factor=1.0)
-    # A soft-cap is invisible on the small logits of an untrained model, so the comparison is repeated on large ones.
-    _check(model, parts, factor=LARGE_LOGIT / max(largest, 1e-3))
+    largest = _compare(model, parts, factor=1.0)
+    # The small logits of an untrained model do not show a soft-cap, so the comparison is repeated with large ones.
+    _compare(model, parts, factor=LARGE_LOGIT / max(largest, 1e-3))
     model.train(was_training)
     return parts
 
 
 @torch.no_grad()
-def _check(model: Any, parts: SplitModel, factor: float) -> float:
-    """Compare both halves with the whole, hidden states multiplied by `factor`; the largest logit."""
+def _compare(model: Any, parts: SplitModel, factor: float) -> float:
+    """Compare the halves with the whole model, with hidden states multiplied by `factor`. Returns the largest logit."""
     token_ids = torch.arange(4, device=model.device)[None] % model.config.get_text_config().vocab_size
     hook = parts.projection.register_forward_pre_hook(lambda module, inputs: (inputs[0] * factor, *inputs[1:]))
     try:
         whole = model(input_ids=token_ids, use_cache=False).logits.float()
     finally:
         hook.remove()
-    # Without the hook, so that it is the path of training and sampling that is compared.
+    # Without the hook, so that the code path of training and sampling is compared.
     ours = parts.logits(parts.backbone(input_ids=token_ids, use_cache=False).last_hidden_state * factor).float()
-    # The same operations in another order: a few roundings of the compute dtype, far below any scale or cap forgotten.
+    # Both run the same operations in another order: they differ by a few roundings, much less than a missing scale or cap.
     largest = whole.abs().max().item()
     tolerance = 64 * torch.finfo(model.dtype).eps * max(1.0, largest)
     if whole.shape != ours.shape or not (whole - ours).abs().max().item() <= tolerance:

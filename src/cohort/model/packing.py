@@ -1,12 +1,12 @@
 """pack(): the only place that shifts, masks and normalises.
 
-A batch is what one step collected. Each pass over it is cut into minibatches (one optimizer step each), each minibatch
-into micro-batches (one forward-backward each) under a budget of tokens. Weights are fixed over the minibatch before
-anything runs, so micro-batches only bound memory.
+A batch holds the examples of one step. Each pass over it is split into minibatches (one optimizer step each), and each minibatch
+into micro-batches (one forward-backward each) with a budget of tokens. Token weights are computed over the whole minibatch
+first, so micro-batches only limit memory.
 
-Rows are laid flat, one after the other, and never padded; a group's prompt stands once where that saves enough (ops/layout.py).
-Everything up to the tensors is numpy: a step on a fast GPU takes two seconds, and thousands of small tensor operations on the
-host would be felt.
+Rows are flat, one after the other, without padding. A group's prompt is stored once where that saves enough (ops/layout.py).
+Everything before the tensors is numpy: a step on a fast GPU takes two seconds, and thousands of small tensor operations on the
+host would slow it down.
 """
 
 from __future__ import annotations
@@ -30,31 +30,31 @@ from cohort.ops.layout import Indices, Layout, Selection, lay_out, list_ranges, 
 Weigh = Callable[[Sequence[int], Sequence[int], int], Sequence[float]]
 """(trained tokens of each completion, its group, max_completion_tokens) -> weight of one token of each completion."""
 SHARING_PAYS = 0.05
-"""Share of the tokens that prompts standing once must save: attention over them is a second call, and its merge is not free."""
+"""Share of the tokens that shared prompts must save: attention over them is a second call, whose merge has a cost."""
 
 
 @dataclass(frozen=True)
-class LaidOut:
-    """The rows of a micro-batch in their places: all of it that does not change while a step credits and scores its examples.
+class RowLayout:
+    """The parts of a micro-batch that do not change while a step credits and scores its examples.
 
     B rows, each a prompt and a completion; M trained tokens in row order.
     """
 
     layout: Layout
     before: Selection
-    """Of the layout's tokens: those whose hidden states predict the trained ones, one earlier in the same row."""
+    """The layout's tokens whose hidden states predict the trained tokens: those one earlier in the same row."""
     token_ids_M: Tensor
     row_M: Tensor
     group_B: Tensor
     """Number of each row's group."""
     examples: tuple[int, ...]
-    """Place of each row in the list that was packed."""
+    """Index of each row in the packed examples."""
     trained_M: Indices
-    """Of all tokens of all completions of that list, one after the other: the trained ones, in the order of the rows."""
+    """Indices of the trained tokens among all completion tokens of the packed examples, in the order of the rows."""
 
 
 @dataclass(frozen=True)
-class MicroBatch(LaidOut):
+class MicroBatch(RowLayout):
     """One forward-backward."""
 
     loss_weights_M: Tensor
@@ -66,11 +66,7 @@ class MicroBatch(LaidOut):
     returns_M: Tensor | None
     fresh_M: Tensor | None
     place: int = 0
-    """Its number in the minibatch, the same on every rank; -1: it counts nowhere (`make_idle`)."""
-
-    @property
-    def before_M(self) -> Tensor:
-        return self.before.index_N
+    """Its number in the minibatch, the same on every rank; -1: it does not count (`make_idle`)."""
 
     @property
     def num_rows(self) -> int:
@@ -81,7 +77,7 @@ class MicroBatch(LaidOut):
         return self.place < 0
 
     def make_idle(self) -> MicroBatch:
-        """The same without weight: for a process that takes a turn only because the others do."""
+        """A copy with zero weights, for a process that only has to take part in a collective turn."""
         return replace(self, loss_weights_M=torch.zeros_like(self.loss_weights_M), place=-1)
 
     def to(self, device: torch.device | str) -> MicroBatch:
@@ -97,25 +93,19 @@ class Minibatch:
     """Completions counted in the denominators, forwarded or not."""
     trained_tokens: int
     forwarded_tokens: int
-    """Prompt and completion of every row that is forwarded, each counted whole."""
+    """Prompt and completion tokens of all forwarded rows; shared prompts count once per row."""
     weights_N: Sequence[float] = ()
-    """Of one token of each example, forwarded or not."""
+    """Weight of one token of each example, forwarded or not."""
 
     def deal(self, world: World) -> list[MicroBatch]:
-        """Those that are this process's to do; and turns in which it only keeps step, where it must."""
+        """The micro-batches of this process, and idle ones for turns in which all processes have to take part."""
         turns = world.list_turns([micro.layout.num_tokens for micro in self.micro_batches])
         return [self.micro_batches[place] if weight else self.micro_batches[place].make_idle() for place, weight in turns]
 
     @property
     def executed_tokens(self) -> int:
-        """Tokens that go through the model: a shared prompt counts once."""
+        """Tokens that the model processes; a shared prompt counts once."""
         return sum(micro.layout.num_tokens for micro in self.micro_batches)
-
-
-def weigh_by(aggregation: str) -> Weigh:
-    """The built-in aggregation of that name."""
-    choice = find_named("aggregation", aggregation)
-    return lambda lengths_N, groups_N, most: choice.call({}, lengths_N=lengths_N, groups_N=groups_N, max_completion_tokens=most)
 
 
 def pack(
@@ -129,29 +119,32 @@ def pack(
     share_prompts: bool = False,
     layouts: Layouts | None = None,
 ) -> Minibatch:
-    """One minibatch: weights over all examples, then micro-batches of those that are forwarded.
+    """One minibatch: weights over all examples, then micro-batches of the examples that are forwarded.
 
-    aggregation is a built-in one by name, or what weighs tokens instead.
+    aggregation: the name of a built-in aggregation, or a function that weighs tokens.
 
-    keep_groups puts all rows of a group into one micro-batch, for losses that compare rows.
+    keep_groups: put all rows of a group into one micro-batch, for losses that compare rows.
 
-    share_prompts says that the model can read a prompt once for all completions of its group; done where it pays.
+    share_prompts: the model can read a prompt once for all completions of its group. This is done if it saves enough.
 
-    skip_zero_advantage leaves out the forward of examples that nothing pushes on. They stay in the denominators, so the
-    gradient is the same; it may only be set when no KL or entropy term acts on them.
+    skip_zero_advantage: do not forward examples whose advantages are all zero. They stay in the denominators, so the
+    gradient is the same. Only valid without a KL or entropy term.
 
-    layouts holds what was laid out already for examples of the same step.
+    layouts: the layouts that this step has already computed.
     """
     examples = join_examples(examples)
     lengths_N = examples.trained_N.tolist()
-    weigh = weigh_by(aggregation) if isinstance(aggregation, str) else aggregation
-    weights_N = weigh(lengths_N, list(examples.group_N), max_completion_tokens)
+    if isinstance(aggregation, str):
+        inputs = {"lengths_N": lengths_N, "groups_N": list(examples.group_N), "max_completion_tokens": max_completion_tokens}
+        weights_N = find_named("aggregation", aggregation).call({}, **inputs)
+    else:
+        weights_N = aggregation(lengths_N, list(examples.group_N), max_completion_tokens)
     trained_N = examples.trained_N > 0
     forwarded = np.flatnonzero(trained_N & examples.has_gradient_N if skip_zero_advantage else trained_N)
     layouts = layouts or Layouts()
-    laid_out = layouts.find(examples, forwarded.tolist(), micro_batch_tokens, keep_groups, share_prompts)
+    found = layouts.find(examples, forwarded.tolist(), micro_batch_tokens, keep_groups, share_prompts)
     return Minibatch(
-        [_make_micro_batch(examples, rows, weights_N, place) for place, rows in enumerate(laid_out)],
+        [_make_micro_batch(examples, rows, weights_N, place) for place, rows in enumerate(found)],
         completions=int(trained_N.sum()),
         trained_tokens=int(examples.trained_N.sum()),
         forwarded_tokens=int(examples.num_tokens_N[forwarded].sum()),
@@ -160,7 +153,7 @@ def pack(
 
 
 def plan_minibatches(groups_N: Sequence[int], minibatches: int, passes: int, seed: int, step: int) -> list[list[int]]:
-    """Which examples belong to each optimizer step of a step: whole groups, in a keyed order, as equal as they come."""
+    """The examples of each optimizer step: whole groups, in a keyed order, in minibatches of nearly equal size."""
     plan = []
     for number in range(passes):
         groups = sorted(set(groups_N))
@@ -176,7 +169,7 @@ def plan_minibatches(groups_N: Sequence[int], minibatches: int, passes: int, see
 
 @dataclass(frozen=True)
 class Unit:
-    """Rows that stay together in a micro-batch."""
+    """Rows that must be in the same micro-batch."""
 
     rows: tuple[int, ...]
     tokens: int
@@ -186,7 +179,7 @@ class Unit:
 def cut_rows(
     examples: Examples, rows: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
 ) -> tuple[bool, list[list[int]]]:
-    """(whether prompts are shared, the rows of each micro-batch)."""
+    """(whether prompts are shared, the rows of each micro-batch)"""
     num_tokens = examples.num_tokens_N.tolist()
     if share_prompts:
         units = make_sharing_units(examples, rows, budget, keep_groups)
@@ -201,9 +194,9 @@ def cut_by_tokens(
     budget: int,
     unit_of: Callable[[int], int] | None = None,
 ) -> list[list[int]]:
-    """Cut rows, longest first, into lists whose tokens stay within the budget; one unit always fits.
+    """Split rows, longest first, into lists within the token budget. A unit is never split, even if it exceeds the budget.
 
-    A unit is one row, or with `unit_of` all rows that share its value.
+    A unit is one row, or with `unit_of` all rows with the same value.
     """
     members: dict[int, list[int]] = {}
     for row in rows:
@@ -216,7 +209,7 @@ def cut_by_tokens(
 
 
 def make_sharing_units(examples: Examples, rows: Sequence[int], budget: int, keep_groups: bool) -> list[Unit]:
-    """Rows of one prompt, cut where they exceed the budget; with `keep_groups` all rows of a group, prompt by prompt."""
+    """Units of the rows of one prompt, split if they exceed the budget; with `keep_groups`, of all rows of a group."""
     length_N = examples.length_N.tolist()
     by_prompt: dict[tuple[int, tuple[int, ...]], list[int]] = {}
     for row in rows:
@@ -235,16 +228,18 @@ def make_sharing_units(examples: Examples, rows: Sequence[int], budget: int, kee
             lengths = [length_N[row] for row in part]
             unit = Unit(tuple(part), len(prompt_ids) + sum(lengths), len(prompt_ids) + max(lengths))
             of_group.setdefault(group if keep_groups else len(of_group), []).append(unit)
-    return [join_units(units) for _, units in sorted(of_group.items())]
-
-
-def join_units(units: Sequence[Unit]) -> Unit:
-    rows = tuple(row for unit in units for row in unit.rows)
-    return Unit(rows, sum(unit.tokens for unit in units), max(unit.longest for unit in units))
+    return [
+        Unit(
+            tuple(row for unit in units for row in unit.rows),
+            sum(unit.tokens for unit in units),
+            max(unit.longest for unit in units),
+        )
+        for _, units in sorted(of_group.items())
+    ]
 
 
 def fill_batches(units: Sequence[Unit], budget: int) -> list[list[int]]:
-    """Whole units, longest first, into lists within the budget: rows of like lengths stand together. One unit always fits."""
+    """Put whole units, longest first, into lists within the budget, so that rows of similar length are together."""
     batches: list[list[int]] = []
     tokens = 0
     for unit in sorted(units, key=lambda unit: -unit.longest):
@@ -257,18 +252,18 @@ def fill_batches(units: Sequence[Unit], budget: int) -> list[list[int]]:
 
 
 class Layouts:
-    """What one step has laid out: a minibatch once, for old, reference and values, and for every pass that trains on it.
+    """Cache of one step's layouts: a minibatch has the same layout for old log-probs, reference, values and every training pass.
 
-    On the host alone: a device gets copies, which go when their micro-batch is done.
+    They are on the host. The device gets copies, which are freed after their micro-batch.
     """
 
     def __init__(self) -> None:
-        self.made: dict[Hashable, list[LaidOut]] = {}
+        self.made: dict[Hashable, list[RowLayout]] = {}
 
     def find(
         self, examples: Examples, forwarded: Sequence[int], budget: int, keep_groups: bool, share_prompts: bool
-    ) -> list[LaidOut]:
-        """`forwarded` rows of these examples, laid out. Within a step an example is known by its rollout."""
+    ) -> list[RowLayout]:
+        """The layouts of the `forwarded` rows. Within a step, rollouts identify examples."""
         key = (tuple(examples.rollout_N), tuple(forwarded), budget, keep_groups, share_prompts)
         if key not in self.made:
             shared, batches = cut_rows(examples, forwarded, budget, keep_groups, share_prompts)
@@ -276,22 +271,22 @@ class Layouts:
         return self.made[key]
 
 
-def _lay_out_rows(examples: Examples, rows: Sequence[int], share_prompts: bool) -> LaidOut:
+def _lay_out_rows(examples: Examples, rows: Sequence[int], share_prompts: bool) -> RowLayout:
     prompts, groups = [examples.prompt_ids_N[row] for row in rows], [examples.group_N[row] for row in rows]
     if not all(prompts):
-        raise InvariantError("a prompt without tokens: nothing predicts the first token of its completion.")
+        raise InvariantError("a prompt has no tokens, so nothing predicts the first token of its completion.")
     layout = lay_out(
         list(zip(prompts, [examples.completion_ids_N[row] for row in rows], strict=True)),
         list(zip(groups, prompts, strict=True)) if share_prompts else None,
     )
     length_B = examples.length_N[rows]
-    token_C = list_ranges(examples.start_N[rows], length_B)  # C: all tokens of all completions, here those of the rows
+    token_C = list_ranges(examples.start_N[rows], length_B)  # C: tokens of all completions, here of these rows
     row_C = np.repeat(np.arange(len(rows)), length_B)
     here_C = list_ranges(layout.rows.completion_start_B, length_B)
     before_C = here_C - 1  # the only shift in the project
     before_C[np.cumsum(length_B) - length_B] = layout.rows.before_completion_B
     trained_M = np.flatnonzero(examples.loss_mask_C.numpy()[token_C])
-    return LaidOut(
+    return RowLayout(
         layout=layout,
         before=Selection.from_index(before_C[trained_M], layout.num_tokens),
         token_ids_M=layout.token_ids_T[torch.from_numpy(here_C[trained_M])],
@@ -302,10 +297,10 @@ def _lay_out_rows(examples: Examples, rows: Sequence[int], share_prompts: bool) 
     )
 
 
-def _make_micro_batch(examples: Examples, laid_out: LaidOut, weights_N: Sequence[float], place: int) -> MicroBatch:
-    weights_B = np.array([weights_N[row] for row in laid_out.examples], dtype=np.float64)
-    vectors: dict[str, Any] = {"loss_weights_M": torch.from_numpy(weights_B[laid_out.row_M.numpy()])}
-    for name in VECTORS[1:]:  # of the loss mask nothing is left: these are the tokens where it is true
+def _make_micro_batch(examples: Examples, layout: RowLayout, weights_N: Sequence[float], place: int) -> MicroBatch:
+    weights_B = np.array([weights_N[row] for row in layout.examples], dtype=np.float64)
+    vectors: dict[str, Any] = {"loss_weights_M": torch.from_numpy(weights_B[layout.row_M.numpy()])}
+    for name in VECTORS[1:]:  # without the loss mask: these are the tokens where it is true
         values_C = getattr(examples, f"{name}_C")
-        vectors[f"{name}_M"] = None if values_C is None else torch.from_numpy(values_C.numpy()[laid_out.trained_M])
-    return MicroBatch(**vars(laid_out), place=place, **vectors)
+        vectors[f"{name}_M"] = None if values_C is None else torch.from_numpy(values_C.numpy()[layout.trained_M])
+    return MicroBatch(**vars(layout), place=place, **vectors)

@@ -94,8 +94,8 @@ def describe_group(group: Sequence[Row]) -> str:
 
 def find_expected(row: Row) -> list[tuple[str, str]]:
     """The reference answer; without one, up to three data columns short enough to be one."""
-    if row.get("gold") is not None:
-        return [("gold", str(row["gold"]))]
+    if row.get("reference_answer") is not None:
+        return [("expected", str(row["reference_answer"]))]
     names = list(row)
     start = max((place for place, name in enumerate(names) if name.startswith("reward/")), default=len(names) - 1)
     found = [(name, str(row[name])) for name in names[start + 1 :] if name != "row" and row[name] is not None]

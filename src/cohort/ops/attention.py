@@ -13,7 +13,7 @@ Unsupported features are refused by name, because ignoring an argument would com
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -52,29 +52,10 @@ HARMLESS_ARGUMENTS = frozenset(
 )
 
 
-def check_plain_causal(
-    module: Any,
-    query: Tensor,
-    attention_mask: Tensor | None,
-    dropout: float,
-    scaling: float | None,
-    is_causal: bool | None,
-    others: Mapping[str, Any],
-) -> float:
-    """Refuse anything but plain causal self-attention, and return the scale of the scores."""
-    for name, argument in others.items():
-        if argument is not None and argument is not False and name not in HARMLESS_ARGUMENTS:
-            raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(name, f'an argument {name!r}')}")
-    causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
-    if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
-        raise EngineError("its attention is not plain causal self-attention")
-    return scaling if scaling is not None else query.shape[-1] ** -0.5
-
-
 def register_attention(name: str, read: Callable[..., Tensor]) -> None:
     """Register an attention function in transformers: `read(module, query, key, value, scaling, window, softcap)`.
 
-    Queries are [B, H, T, D], as in the modules; the result is [B, T, H, D].
+    Queries are [B, H, T, D], as in the modules; the result is [B, T, H, D]. Anything but plain causal self-attention is refused.
     """
 
     def attend_plainly(
@@ -90,7 +71,13 @@ def register_attention(name: str, read: Callable[..., Tensor]) -> None:
         is_causal: bool | None = None,
         **others: Any,
     ) -> tuple[Tensor, None]:
-        scale = check_plain_causal(module, query, attention_mask, dropout, scaling, is_causal, others)
+        for argument, given in others.items():
+            if given is not None and given is not False and argument not in HARMLESS_ARGUMENTS:
+                raise EngineError(f"its attention uses {REFUSED_ARGUMENTS.get(argument, f'an argument {argument!r}')}")
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        if attention_mask is not None or dropout or not causal or getattr(module, "is_cross_attention", False):
+            raise EngineError("its attention is not plain causal self-attention")
+        scale = scaling if scaling is not None else query.shape[-1] ** -0.5
         return read(module, query, key, value, scale, sliding_window, softcap or 0.0), None
 
     AttentionInterface.register(name, attend_plainly)

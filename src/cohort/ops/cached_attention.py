@@ -7,7 +7,7 @@ and then call the attention function named in their config; both are ours during
 - transformers builds no mask for our attention, and none is needed: the cache determines what a token may see;
 - rows have different lengths, so a module that asks the cache for a single length is refused.
 
-model/own_attention.py, which proves that a model runs with this attention, and engine/slot_cache.py rest on this.
+model/backbone.py, which proves that a model runs with this attention, and engine/decoders.py rest on this.
 """
 
 from __future__ import annotations
@@ -58,10 +58,6 @@ class KVBlocks:
         place = {number: (shape, at) for shape, numbers in self.members.items() for at, number in enumerate(numbers)}
         self.keys = [self.blocks[shape][0, at] for shape, at in (place[number] for number in range(len(layers)))]
         self.values = [self.blocks[shape][1, at] for shape, at in (place[number] for number in range(len(layers)))]
-
-    @property
-    def nbytes(self) -> int:
-        return sum(block.nbytes for block in self.blocks.values())
 
     def stack(self, keys: Sequence[Tensor], values: Sequence[Tensor]) -> StackedKV:
         """Stack keys and values of a batch of prompts, [P, kv_heads, T, D] per layer, for `load`."""

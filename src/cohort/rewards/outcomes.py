@@ -6,29 +6,32 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from cohort.base.text import make_writable
 from cohort.errors import RewardError
 from cohort.rewards.call import LARGEST, RewardEntry, Steps
 from cohort.rewards.contract import Bound, Verdicts
-from cohort.types import Outcome
+from cohort.types import Completion, Outcome
 
 SUM_FAULT = "sum:nan"
 """The parts are usable, but their weighted sum, or a weighted step, is not finite or too large."""
 
 
 def sum_parts(
-    bound: Sequence[Bound], decisive: int, by_row: Iterable[Sequence[RewardEntry]], lengths: Sequence[int]
+    bound: Sequence[Bound],
+    decisive: int,
+    by_row: Iterable[Sequence[RewardEntry]],
+    completions: Sequence[Completion],
+    answers: Sequence[str | None],
 ) -> list[Outcome]:
-    """One outcome per completion, from all parts' entries; `lengths` in characters. The part `decisive` decides success."""
+    """One outcome per completion, from all parts' entries. The part `decisive` decides success; `answers` were extracted by it."""
     names, weights = [one.name for one in bound], [one.part.weight for one in bound]
     threshold = bound[decisive].part.threshold
     # A part of weight 0 is only observed: its value does not score a completion on which the other parts have no opinion.
     counts = [bool(weight) or not any(weights) for weight in weights]
     outcomes = []
-    for entries, length in zip(by_row, lengths, strict=True):
+    for entries, completion, answer in zip(by_row, completions, answers, strict=True):
         values = [entry.value for entry in entries]
         faults = [f"{name}:{entry.fault}" for name, entry in zip(names, entries, strict=True) if entry.fault]
         terms = [
@@ -38,7 +41,7 @@ def sum_parts(
         ]
         scored = bool(terms) and not (faults and any(entry.is_broken for entry in entries))
         reward = sum(terms) if scored else None
-        steps = merge_steps(bound, entries, length) if scored else ()
+        steps = merge_steps(bound, entries, len(completion.text)) if scored else ()
         if reward is not None and not (abs(reward) <= LARGEST and all(abs(weighted) <= LARGEST for _, weighted in steps)):
             reward, steps, faults = None, (), [*faults, SUM_FAULT]
         deciding = entries[decisive]
@@ -51,17 +54,10 @@ def sum_parts(
                 faults=tuple(faults),
                 extras=merge_extras(names, entries),
                 steps=steps,
+                answer=None if answer is None else make_writable(answer),
             )
         )
     return outcomes
-
-
-def add_answers(outcomes: Sequence[Outcome], answers: Sequence[str | None]) -> list[Outcome]:
-    """The outcomes with the extracted answers, made writable to a file."""
-    return [
-        outcome if answer is None else replace(outcome, answer=make_writable(answer))
-        for outcome, answer in zip(outcomes, answers, strict=True)
-    ]
 
 
 def merge_steps(bound: Sequence[Bound], entries: Sequence[RewardEntry], length: int) -> Steps:

@@ -49,7 +49,7 @@ from cohort.rewards.contract import (
     find_unusable_rows,
 )
 from cohort.rewards.early_scoring import EarlyPart, EarlyScoring, OnCompletion, is_worth_starting
-from cohort.rewards.outcomes import add_answers, check_faults, measure_rewards, sum_parts
+from cohort.rewards.outcomes import check_faults, measure_rewards, sum_parts
 from cohort.rewards.pool import HelperPool, LoadFailed, Worker
 from cohort.rewards.retry_one_by_one import Progress, retry_one_by_one
 from cohort.types import Completion, Prompt
@@ -295,9 +295,9 @@ class RewardRunner:
             shares = world.compute(lambda: [self._score_share(batch, early)])
         verdicts = [Verdicts.join(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
-        outcomes = sum_parts(self._bound, self._outcome, by_row, [len(completion.text) for completion in completions])
+        answers = [answer for share in shares for answer in share.answers]
+        outcomes = sum_parts(self._bound, self._outcome, by_row, completions, answers)
         check_faults(self._bound, outcomes, verdicts, self._max_fault_share)
-        outcomes = add_answers(outcomes, [answer for share in shares for answer in share.answers])
         failed_extracts = sum(share.failed_extracts for share in shares)
         return Scored(outcomes, measure_rewards(self._bound, outcomes, verdicts, failed_extracts))
 

@@ -307,7 +307,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     for name in sets:
         if encoded.reports[name].too_long:
             say(console, f"warning: {name}: {encoded.reports[name]}")
-    policy.hold_lengths(build.find_longest_sequence(recipe, encoded, sampling))
+    policy.set_longest(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
     with follow_products(target.folder, policy, build.compute_dtype(target.recipe)):
         engine, _ = build.make_engine(recipe, policy, report=functools.partial(say, console))

@@ -265,7 +265,7 @@ def read_config(model: str) -> dict[str, Any]:
 
 def find_model(recipe: Recipe, run: RunFolder | None) -> str:
     """A folder or hub id that vLLM can load, with the exact starting weights of the run, which adapters are added to."""
-    from cohort.model.gguf import find_folder
+    from cohort.model.sources import find_folder
 
     source = find_folder(recipe.model.source)
     if source == PYTHON_MODEL:

@@ -30,14 +30,14 @@ from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine, RemoteSetup
 from cohort.errors import EngineError, ModelError, PromptError, RankError
 from cohort.model import lora
+from cohort.model.architecture import count_positions
 from cohort.model.chat import ChatCodec, read_template, refuse_blank_template
 from cohort.model.loading import load_adapted, load_model, load_pretrained, pick_device, pick_dtype
 from cohort.model.optim import Adding, MasterWeights
 from cohort.model.policy import Policy
-from cohort.model.rotary import count_positions
 from cohort.observe.run_folder import RunFolder
 from cohort.ops.products import ONEDNN, choose_products, use_products
-from cohort.recipe.rules import count_longest_rollout, gold_column
+from cohort.recipe.rules import count_longest_rollout, find_answer_column
 from cohort.recipe.schema import EvaluationSetConfig, PromptsConfig, Recipe
 from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
@@ -87,15 +87,17 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
 
 def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
     """All texts that a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    golds = {find_gold_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))}
-    columns = {*golds, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
+    answers = {
+        choose_answer_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))
+    }
+    columns = {*answers, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
 
 
-def find_gold_column(recipe: Recipe, config: PromptsConfig) -> str:
+def choose_answer_column(recipe: Recipe, config: PromptsConfig) -> str:
     """The column of the reference answer, from the rewards that score these rows."""
-    return gold_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
+    return find_answer_column((config.rewards if isinstance(config, EvaluationSetConfig) else []) or recipe.rewards)
 
 
 def load_policy(recipe: Recipe, data: Data, source: str | Path | None = None) -> Policy:
@@ -159,7 +161,7 @@ def restore_first_adapter(recipe: Recipe, policy: Policy, start: Path | None) ->
     else:
         values = lora.read_values(reference.model, folder, "the adapter that the run started from", "")
     lora.write_values(reference.model, values)
-    reference.notice_new_weights()
+    reference.refresh_weights()
     return reference
 
 
@@ -197,16 +199,16 @@ def make_weights(recipe: Recipe, policy: Policy, adding: Adding) -> MasterWeight
     mesh = init_device_mesh(policy.device.type, (adding.world.size,))
     sharding = Sharding(mesh, compute_dtype(recipe), exact=adding.exact, offload=recipe.parallel.offload, world=adding.world)
     weights = ShardedWeights(PolicyShards(policy, sharding), replace(adding, sharding=sharding))
-    policy.hold_whole()  # for the digest of a frozen base
+    policy.gather_weights()  # for the digest of a frozen base
     return weights
 
 
 def shard_like(policy: Policy, like: Policy) -> None:
     """Shard this policy if the other one is sharded."""
-    if like.sharding is not None:
+    if like.shards is not None:
         from cohort.model.sharding import PolicyShards
 
-        PolicyShards(policy, like.sharding)
+        PolicyShards(policy, like.shards.sharding)
 
 
 def compute_dtype(recipe: Recipe) -> torch.dtype:
@@ -254,7 +256,7 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
         template_args = config.template_args or recipe.prompts.template_args
         codec = codecs[name] = policy.codec.use_template_args(template_args, f"{section}.template_args")
         prompts, reports[name] = make_prompts(
-            rows, config, codec.encode, policy.tokenizer.unk_token_id, find_gold_column(recipe, config)
+            rows, config, codec.encode, policy.tokenizer.unk_token_id, choose_answer_column(recipe, config)
         )
         idle = [key for key in ("template_args", "chat_template") if getattr(config, key)]
         if idle and not any(prompt.is_chat for prompt in prompts):
@@ -349,17 +351,31 @@ def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolde
 
 
 def make_engine(
-    recipe: Recipe, policy: Policy, folder: Path | None = None, report: Callable[[str], None] = lambda message: None
+    recipe: Recipe,
+    policy: Policy,
+    folder: Path | None = None,
+    report: Callable[[str], None] = lambda message: None,
+    concurrent: bool = False,
 ) -> tuple[Engine, str]:
-    """The engine of the recipe, and a console message about it. folder: of the run; report: prints later messages."""
-    policy.hold_whole()
+    """The engine of the recipe, and a console message about it. folder: of the run; report: prints later messages.
+
+    concurrent: whether another thread uses the device while the engine samples.
+    """
+    policy.gather_weights()
     sampling, codec, remote = recipe.sampling, policy.codec, None
     if sampling.servers:
         shared = Path(recipe.vllm.folder) if recipe.vllm.folder else folder and folder / "weights"
         keep = recipe.ahead.lag > 0 or recipe.ahead.in_flight
         remote = RemoteSetup(policy, sampling.servers, recipe.vllm, shared, report, keep, count_longest_rollout(recipe))
     setup = EngineSetup(
-        policy.model, codec.decode, sampling.slots, recipe.model.kernels, sampling.cuda_graphs, codec.decode_all, remote
+        policy.model,
+        codec.decode,
+        sampling.slots,
+        recipe.model.kernels,
+        sampling.cuda_graphs,
+        codec.decode_all,
+        remote,
+        concurrent,
     )
     engine, description = build_engine(sampling.chosen_engine, setup)
     if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:

@@ -19,9 +19,9 @@ from cohort.base.stopwatch import Stopwatch
 from cohort.errors import InvariantError, RewardError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.examples import Example, Examples, join_examples, make_examples
+from cohort.model.frozen import Teacher
 from cohort.model.packing import Layouts, plan_minibatches
 from cohort.model.policy import Policy
-from cohort.model.teacher import Teacher
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.rules import name_reward
 from cohort.recipe.schema import Recipe

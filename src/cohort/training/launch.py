@@ -111,7 +111,7 @@ def find_version(library: str) -> str:
 
 def list_run_facts(recipe: Recipe, model: Any, encoded: EncodedData, threads: int) -> dict[str, Any]:
     """Facts that must be equal on all ranks before training: prompts, starting weights, files. threads: 0 if they do not affect the bits."""
-    from cohort.model.digest import sample_weights
+    from cohort.model.frozen import sample_weights
     from cohort.training.resume_checks import read_files
 
     facts: dict[str, Any] = {

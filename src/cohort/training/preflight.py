@@ -13,17 +13,16 @@ import torch
 
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.importing import is_own
-from cohort.engine.mismatch import find_mismatch_limit
-from cohort.engine.stop import make_list
+from cohort.engine.requests import make_list
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import CohortError, ModelError, RewardError
 from cohort.evaluation.estimators import FEW_PROBLEMS, predict_useful_share, why_no_interval
 from cohort.evaluation.evaluate import make_problem_key
+from cohort.model.architecture import ASKS_FOR_BALANCE, count_positions
 from cohort.model.chat import find_end_of_turn_id
 from cohort.model.critic import NoCritic
 from cohort.model.examples import make_examples
-from cohort.model.experts import ASKED_FOR
-from cohort.model.rotary import count_positions
-from cohort.model.teacher import look_at_teacher
+from cohort.model.frozen import inspect_teacher
 from cohort.recipe.rules import measures_kl, scores_prompts
 from cohort.rewards.contract import importable_name
 from cohort.rewards.outcomes import fails_everywhere
@@ -160,7 +159,10 @@ def check_reference_answers(run: Run, prompts: Sequence[Prompt], name: str = "")
     if len(rows) < 2:
         return [Check("ok", "answers", f"not checked: the rows{of_set} have neither an `answer` nor a demonstration column")]
     # The next row with another answer, if there is one.
-    others = [next((one for one in [*rows[at:], *rows[:at]] if one.gold != row.gold), None) for at, row in enumerate(rows)]
+    others = [
+        next((one for one in [*rows[at:], *rows[:at]] if one.reference_answer != row.reference_answer), None)
+        for at, row in enumerate(rows)
+    ]
     formats = [part.name for part in rewards.parts if rewards_format(part.function)]
     forms_P, right = [list_answer_texts(row, column, bool(formats)) for row in rows], list[bool]()
     try:
@@ -190,12 +192,12 @@ def list_answer_texts(row: Prompt, column: str, thinking: bool = False) -> list[
     """
     if column in row.columns:
         return [str(row.columns[column])]
-    if row.gold is None:
+    if row.reference_answer is None:
         return []
-    gold = write_cell(row.gold)
-    wrapped = [f"\\boxed{{{gold}}}", f"#### {gold}", f"<answer>{gold}</answer>", gold]
+    answer = write_cell(row.reference_answer)
+    wrapped = [f"\\boxed{{{answer}}}", f"#### {answer}", f"<answer>{answer}</answer>", answer]
     if not thinking:
-        return [*wrapped, f"<think>so</think>\n\\boxed{{{gold}}}"]
+        return [*wrapped, f"<think>so</think>\n\\boxed{{{answer}}}"]
     return [f"{thought}{text}" for thought in ("", "<think>so</think>\n", "so</think>\n") for text in wrapped]
 
 
@@ -249,7 +251,7 @@ def check_share(
 def check_model(run: Run) -> list[Check]:
     """Report the engine and why it was chosen, and notes on how the model is trained."""
     slow = run.engine.capabilities.most_slots == 1
-    notes = [Check("warning" if ASKED_FOR in note else "ok", "model", note) for note in run.policy.notes]
+    notes = [Check("warning" if ASKS_FOR_BALANCE in note else "ok", "model", note) for note in run.policy.notes]
     return [Check("warning" if slow else "ok", "engine", run.engine_description), *notes]
 
 
@@ -312,7 +314,7 @@ def check_teacher(run: Run, encoded: EncodedData) -> tuple[list[Check], int]:
         return [], 0
     longest = max(len(prompt.token_ids) for prompt in encoded.train) + run.sampling.max_completion_tokens
     try:
-        count = look_at_teacher(settings, run.policy, longest)
+        count = inspect_teacher(settings, run.policy, longest)
     except ModelError as problem:
         return [Check("failure", "teacher", str(problem), blocks=True)], 0
     return [Check("ok", "teacher", f"{settings.source}: {count / 1e6:.2f} M parameters, the policy's vocabulary")], count

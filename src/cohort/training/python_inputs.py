@@ -66,8 +66,7 @@ def check_python_model(model: Any, tokenizer: Any) -> None:
 
 def save_python_model(model: Any, tokenizer: Any, folder: Path) -> None:
     """Save the object and its tokenizer as a model folder, from which the run loads its own copy."""
-    from cohort.model.loading import hide_progress_bars
-    from cohort.model.tokenizer import load_tokenizer
+    from cohort.model.loading import hide_progress_bars, load_tokenizer
     from cohort.training.checkpoint import fill_folder
 
     hide_progress_bars()

@@ -23,13 +23,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cohort.base.keyed import keyed_hash, keyed_permutation
-from cohort.engine.stop import stop_ids
+from cohort.engine.requests import stop_ids
 from cohort.errors import InvariantError, ModelError, RewardError, RunError
 from cohort.model import loading
+from cohort.model.critic import ScalarModel
 from cohort.model.optim import Adding, Optimizer, cast_parameters
 from cohort.model.packing import cut_by_tokens
 from cohort.model.policy import Policy
-from cohort.model.scalar_head import ScalarModel
 from cohort.ops.layout import Selection, lay_out
 from cohort.recipe.schema import OptimizerConfig
 from cohort.recipe.sections import RewardModelConfig
@@ -191,7 +191,7 @@ class RewardModel(ScalarModel):
             for epoch in range(settings.epochs)
         ]
         total = sum(map(len, plan))
-        weights_before = self.weights.copy_held()
+        weights_before = self.weights.copy_masters()
         known = {
             "pairs": float(len(list_pairs([item.right for item in train], list_groups(train)))),
             "completions": float(sum(map(len, units))),
@@ -219,7 +219,7 @@ class RewardModel(ScalarModel):
             return {f"{PART}/{name}": value for name, value in measured.items()}
         except BaseException:
             self.weights.drop_gradients()
-            self.weights.put_back(weights_before)
+            self.weights.restore_masters(weights_before)
             raise
 
     def accumulate(self, batch: Sequence[Labelled], micro_batch_tokens: int) -> float:

@@ -74,7 +74,7 @@ class SampledSource:
         """Completions in groups, in the order of the prompts. `on_completion` is called with each finished completion."""
         noise = NoiseKey(self.seed, "train", step)
         completions_PG = sample_groups(
-            self.engine, prompts, self.sampling, noise, first_draw, world=self.world, hear=on_completion
+            self.engine, prompts, self.sampling, noise, first_draw, world=self.world, on_finish=on_completion
         )
         own_PG = completions_PG[self.world.block(len(prompts))]
         watch.lap("rollout", sum(completion.length for group in own_PG for completion in group))

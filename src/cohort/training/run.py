@@ -16,11 +16,9 @@ from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Engine
 from cohort.errors import RunError
 from cohort.model.critic import Critic, NoCritic
-from cohort.model.digest import digest_weights
+from cohort.model.frozen import Reference, Teacher, digest_weights, load_teacher
 from cohort.model.optim import MasterWeights, Optimizer, cast_parameters
 from cohort.model.policy import Policy
-from cohort.model.reference import Reference
-from cohort.model.teacher import Teacher, load_teacher
 from cohort.observe.monitors import Monitors
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.rules import find_ahead, measures_kl, needs_reference
@@ -124,7 +122,7 @@ def find_start(run: Run, state: TrainState, materials: Materials) -> Policy:
         start = build.restore_first_adapter(recipe, run.policy, folder)
     else:
         start = build.load_policy(recipe, build.load_data(recipe, materials), folder)
-        start.hold_lengths(run.policy.longest)
+        start.set_longest(run.policy.longest)
         cast_parameters(start.model.requires_grad_(False), run.policy.model.dtype)
         start.prepare(run.policy.kernels)
         start.world = run.policy.world
@@ -162,10 +160,10 @@ def samples_ahead(recipe: Recipe, state: TrainState) -> bool:
 
 def make_snapshot(run: Run) -> Engine:
     """The run's engine over a copy of the policy, which can sample while the policy is trained."""
-    from cohort.engine.snapshot import SnapshotEngine
+    from cohort.engine.local import SnapshotEngine
 
     copy = run.policy.make_frozen_copy()
-    engine, _ = make_engine(run.recipe, copy)
+    engine, _ = make_engine(run.recipe, copy, concurrent=True)
     engine.slots = run.engine.slots
     return SnapshotEngine(copy, engine)
 

@@ -19,12 +19,12 @@ from cohort.base.interrupts import InterruptedAgain, defer_interrupts
 from cohort.base.stopwatch import Laps, Stopwatch
 from cohort.base.text import write_count
 from cohort.engine import sample_groups
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
-from cohort.observe.early_stop import find_reason_to_stop, list_sets_on_the_way, name_absent_metrics, read_best
+from cohort.observe.early_stop import find_reason_to_stop, list_training_sets, name_absent_metrics, read_best
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.ranks import make_rank_metrics, make_record
 from cohort.observe.rollouts import append_rows, choose_groups, choose_rows, list_rows, write_tokens
@@ -283,7 +283,7 @@ def evaluate_policy(run: Run, state: TrainState, label: str, step: int) -> Evalu
     recipe = run.recipe.evaluation
     sets = dict(run.evaluation_sets)
     if label == "during":
-        sets = {name: sets[name][: recipe.every_problems] for name in list_sets_on_the_way(run.recipe)}
+        sets = {name: sets[name][: recipe.every_problems] for name in list_training_sets(run.recipe)}
     result = evaluate(
         run.engine,
         sets,
@@ -417,6 +417,6 @@ def record_tokens(run: Run, state: TrainState, batch: Batch, step: int, named: S
         return
     lengths_N = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
     chosen = choose_rows(groups, members, lengths_N, batch.advantages_N)
-    pieces, algorithm = run.policy.codec.pieces, run.recipe.algorithm
+    pieces, algorithm = run.policy.codec.token_texts, run.recipe.algorithm
     rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, pieces)
     write_tokens(run.folder.tokens_file(step), step, rows)

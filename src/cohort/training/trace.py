@@ -17,8 +17,8 @@ from torch import Tensor
 
 from cohort.algorithms.named import find_named
 from cohort.algorithms.registry import SAMPLED
+from cohort.model.chat import TokenTextReader
 from cohort.model.examples import Example, Examples, join_examples
-from cohort.model.pieces import PieceReader
 from cohort.observe.rollouts import TokenRow
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.objective import has_ratio
@@ -122,11 +122,11 @@ def make_token_rows(
     trace: TokenTrace,
     updates: int,
     algorithm: AlgorithmConfig,
-    pieces: PieceReader,
+    pieces: TokenTextReader,
 ) -> list[TokenRow]:
     """Rows of a token file. chosen: rollout -> number of its tokens to write."""
     place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
-    texts = pieces.read_pieces([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
+    texts = pieces.read_texts([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
     rows = []
     for (row, count), text in zip(chosen.items(), texts, strict=True):
         rollout, example = rollouts[row], examples[place_of[row]] if row in place_of else None

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from cohort.algorithms.regions import k3
 from cohort.base.world import World
-from cohort.engine.mismatch import find_mismatch_limit
+from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import MicroBatch, Minibatch

@@ -35,8 +35,8 @@ def read_tests(cell: Any, entry_point: str = "", prefix: str = "", packages: boo
         unseen = Suite() if seen and is_empty(hidden[0]) else drop_known(reader.read_suite(*hidden), seen or Suite())
         if not unseen.total:
             raise UnusableTests(
-                "every test is visible, and a program that knows all its tests need not solve anything: give tests that the "
-                'prompt does not show as "hidden", or the list alone, without the word "visible", if all of them may decide'
+                "all tests are visible, so a program could pass without solving the task: give tests that the "
+                'prompt does not show as "hidden", or only the list, without "visible", if all of them may count'
             )
         return Tests(unseen, seen)
     return Tests(reader.read_suite(tests, in_json))
@@ -165,7 +165,7 @@ class SuiteReader:
             return [StdinCase(read_stream(one, "inputs"), read_stream(other, "outputs"), tolerance) for one, other in pairs]
         name = strip_solution(read_text(item, "fn_name"))
         if not all(isinstance(args, list | tuple) for args in inputs):
-            raise UnusableTests("inputs: beside fn_name each is the list of the function's arguments")
+            raise UnusableTests("inputs: with fn_name each input is the list of the function's arguments")
         # APPS writes the result 5 as [5] in most rows and as 5 in others; its own checker accepts both.
         wrapped = bool(outputs) and all(isinstance(output, list) and len(output) == 1 for output in outputs)
         return [
@@ -223,7 +223,7 @@ def read_stream(value: Any, name: str) -> str:
     if not isinstance(value, str):
         raise UnusableTests(f"{name}: text, or a list of lines, is expected, got {type(value).__name__}")
     if len(value) > MAX_STREAM_CHARS:
-        raise UnusableTests(f"{name}: more than {MAX_STREAM_CHARS} characters; a program that prints so much is ended")
+        raise UnusableTests(f"{name}: more than {MAX_STREAM_CHARS} characters; a program with that much output is ended")
     return value
 
 

@@ -105,7 +105,7 @@ def test_a_group_is_sorted_by_advantage_and_shows_all_its_values(client, root):
     shown = [attributes["id"] for tag, attributes in reader.tags if tag == "article" and "id" in attributes]
     assert shown == [f"sample-{row['sample']}" for row in wanted]
     for row in rows:
-        assert f"reference answer {rows[0]['gold']}" in reader.text
+        assert f"reference answer {rows[0]['reference_answer']}" in reader.text
         assert ("right" if row["success"] else "wrong") in reader.text
         if row["reward"] is not None:
             assert f"reward {row['reward']:.4g}" in reader.text

@@ -1,6 +1,6 @@
-"""vLLM servers as an engine: prompts go out and completions come in over HTTP, and weights are pushed.
+"""The engine for vLLM servers: sends prompts, receives completions and pushes weights over HTTP.
 
-`client.py` is one server, `fleet.py` all of them; `asking.py` puts the requests of one call to them, `answers.py` says what a request
-holds and what an answer must; `push.py` brings weights, over the group of `wire.py` or as files; `proving.py` refuses a server that is
-not what the run needs; `engine.py` is the Engine made of these. Nothing here is imported by a run without servers.
+`servers.py` has the server and the fleet; `generation.py` sends requests and validates replies; `weights.py` pushes weights, through the
+process group of `transfer.py` or as files; `checks.py` refuses a server that does not suit the run; `engine.py` is the Engine. A run without
+servers imports none of this.
 """

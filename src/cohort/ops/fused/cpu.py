@@ -214,7 +214,7 @@ class CpuDecoder:
         if fused.dtype != torch.float32 or fused.device.type != "cpu":
             raise EngineError(f"the CPU decoder computes in float32 on a CPU, not in {fused.dtype} on {fused.device}")
         if any(projection.weight is None for projection in fused.projections):
-            raise EngineError("the CPU decoder lays weights out in float32, which a base in 4 bits is there to avoid")
+            raise EngineError("the CPU decoder needs weights in float32, which a 4-bit base is meant to avoid")
         self.fused = fused
         self.rows = slots + count_missing_rows(slots, fused.device, fused.intermediate)
         self.length = -(-length // ALIGNMENT) * ALIGNMENT

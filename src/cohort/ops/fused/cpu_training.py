@@ -235,14 +235,9 @@ class NativeOperations:
 class _Attention(Function):
     @staticmethod
     def forward(
-        ctx: Any,
-        query_THD: Tensor,
-        key_TKD: Tensor,
-        value_TKD: Tensor,
-        operations: NativeOperations,
-        layout: Layout,
+        ctx: Any, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, operations: NativeOperations, layout: Layout,
         scaling: float,
-    ) -> Tensor:
+    ) -> Tensor:  # fmt: skip
         query_THD, key_TKD, value_TKD = (join_heads(part) for part in (query_THD, key_TKD, value_TKD))
         tokens, heads, dim = query_THD.shape
         out_THD, lse_TH = query_THD.new_empty(tokens, heads, dim), query_THD.new_empty(tokens, heads, dtype=torch.float64)

@@ -10,7 +10,7 @@ The speed of a step depends on memory reads, so each kernel reads its data once:
 - Rows that are finished, or only fill up a bucket, read nothing.
 
 No kernel uses atomics or waits for the host, so a step can be captured in a CUDA graph, and its bits are reproducible. The
-sampler's reference implementation is in engine/slots.py, the others' are in the tests.
+sampler's reference implementation is in engine/scheduler.py, the others' are in the tests.
 """
 
 from __future__ import annotations
@@ -425,7 +425,7 @@ def _write_token(
 
 
 def sample(logits_BV: Tensor, slot_of_row_B: Tensor, state: Any, temperature: float, advance: bool) -> None:
-    """Sample the next token of each unfinished row and store it with its log-prob in `state` (engine/slots.py); temperature 0
+    """Sample the next token of each unfinished row and store it with its log-prob in `state` (engine/scheduler.py); temperature 0
     is greedy.
     """
     rows, vocabulary = logits_BV.shape

@@ -2,13 +2,13 @@
 
     reward_model(completions=["4"], prompts=["2+2="], model="path or hub id")   ->   [0.73]
 
-It differs from the few lines one would write in four ways. The score of a completion does not depend on what it was
-batched with: rows are padded on the right, masked, and pooled at a token that is never padding, also where the model
-has no padding token. A long input loses the beginning of its prompt and never a token of the completion, and is counted.
-Control tokens that a completion spells out in letters ("<|im_end|>") are taken out, or it could close its own turn and
-write the user's applause. And nothing of the model is executed: safetensors only, no code from the hub.
+It differs from a simple implementation in four ways. A completion's score does not depend on its batch: rows are right-padded, masked,
+and pooled at a token that is never padding, even if the model has no padding token. Too long an input loses the beginning of its
+prompt, never a token of the completion, and is counted. Control tokens that a completion spells out ("<|im_end|>") are removed;
+otherwise it could end its turn and write praise as the user. And no code of the model is executed: safetensors only, no code from
+the hub.
 
-It runs in the trainer, beside the policy: the function is `supervised`, and torch is imported at the first call.
+It runs in the trainer's process: the function is `supervised`, and torch is imported at the first call.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ OVERLONG = ("cut", "refuse")
 OUTPUTS = ("score", "probability")
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 NO_LIMIT = 10**9
-"""Tokenizers that know no longest input say a very large number."""
+"""Tokenizers without a maximum length report a very large number."""
 NOWHERE = -1
 SEAM = "\ue000"
-"""Of the private use area: stands for a completion where a template is asked where it puts completions."""
+"""A private-use character in place of the completion, to find its position in a rendered chat template."""
 SHORTEST_CONTROL = 3
-"""Special tokens of fewer characters (an exclamation mark that serves as padding) are ordinary text in a completion."""
+"""Special tokens with fewer characters (an exclamation mark as padding) are ordinary text in a completion."""
 REMEMBER_FAILURE_S = 60.0
-"""A model that could not be loaded is not tried again for every single completion of the step."""
+"""Time before a failed load is tried again, so that not every completion of the step repeats it."""
 
 
 def reward_model(
@@ -58,29 +58,29 @@ def reward_model(
     log_verdict: Callable[..., None] | None = None,
     **columns: Any,
 ) -> list[float | None]:
-    """The model's score of each completion. None, and a fault of the verifier, where it cannot give one.
+    """The model's score of each completion. None, and a fault, if it cannot give one.
 
-    template   how prompt and completion become one input. auto: chat messages through the tokenizer's chat template, text
-               as it stands. chat: a text prompt is one user turn. plain: one text. pair: a pair of texts, as encoders take it.
-    end_token  end the input with the tokenizer's end token, for models that were trained to read there.
-    head       which label is the good one, by index or name; auto: the model has one label.
-    output     score: the logit of a single label, the log-odds of one label of several. probability: 0 to 1.
-    max_tokens longest input, prompt and completion together; 0: what the model can read. What is longer loses the beginning
-               of its prompt (overlong = "cut") or is left unscored ("refuse"); so is a completion that does not fit alone.
-    wall_s     seconds per completion: what is not scored when all of them together are over is left unscored.
+    template   format of the input. auto: the tokenizer's chat template for chats, plain for text. chat: a text prompt is one user
+               turn. plain: prompt and completion as one text. pair: as a pair of texts, for encoders.
+    end_token  end the input with the tokenizer's end token, for models that were trained to be read there.
+    head       the label of a good completion, by index or name; auto: the model's only label.
+    output     score: the logit of a single label, or the log-odds of one of several. probability: 0 to 1.
+    max_tokens longest input, prompt and completion together; 0: the model's maximum. A longer input loses the beginning of its prompt
+               (overlong = "cut") or is unscored ("refuse"). A completion that is too long without its prompt is unscored.
+    wall_s     seconds per completion; completions that are not scored when the time for all of them is over are unscored.
     """
     refuse_unknown("reward_model", reward_model, columns, len(completions))
     check_choice("template", template, TEMPLATES)
     check_choice("output", output, OUTPUTS)
     loaded = load_model("AutoModelForSequenceClassification", model, revision, device, dtype)
-    label = choose_label(loaded, head, output)
+    read_score = make_score_reader(loaded, head, output)
     reading = ModelCall(loaded, max_tokens, overlong, batch_tokens, wall_s, log_metric, log_verdict)
     for prompt, completion in zip(prompts, completions, strict=True):
         text = reading.clean(text_of(completion))
         reading.add(encode(loaded.tokenizer, prompt, text, template, end_token, reading.limit))
 
     def read(inputs: dict[str, Any], rows: Sequence[Encoded]) -> list[list[float]]:
-        values: list[list[float]] = label.read(loaded.model(**inputs).logits.float())[:, None].tolist()
+        values: list[list[float]] = read_score(loaded.model(**inputs).logits.float())[:, None].tolist()
         return values
 
     return [None if values is None else values[0] for values in reading.score(read)]
@@ -96,15 +96,15 @@ reward_model.supervised = True  # type: ignore[attr-defined]
 
 
 def refuse_unknown(name: str, function: Callable[..., Any], columns: Mapping[str, Any], count: int) -> None:
-    """A column is a list with one entry per completion; anything else is an argument that is spelled wrong."""
+    """Raise RewardError for keyword arguments that are not columns, which have one entry per completion."""
     for key, value in columns.items():
         if key in OFFERED or (isinstance(value, list | tuple) and len(value) == count):
             continue
         code = function.__code__
         known = [known for known in code.co_varnames[: code.co_argcount] if known not in OFFERED]
         close = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-        hint = f"; did you mean {close[0]!r}?" if close else f". It takes {', '.join(known)}."
-        raise RewardError(f"{name}: no argument {key!r}, and no column of {count} values{hint}")
+        hint = f"; did you mean {close[0]!r}?" if close else f". Arguments: {', '.join(known)}."
+        raise RewardError(f"{name}: {key!r} is neither an argument nor a column of {count} values{hint}")
 
 
 def check_choice(name: str, value: Any, choices: Sequence[str]) -> None:
@@ -125,9 +125,9 @@ class LoadedModel:
     model: Any
     tokenizer: Any
     window: int
-    """The most tokens it can read; NO_LIMIT where it does not say."""
+    """Its maximum input in tokens; NO_LIMIT if unknown."""
     pad: int | None
-    """The padding token that the model pools by; None: it has none, and one is borrowed batch by batch."""
+    """The padding token that the model pools by; None: it has none, and each batch uses an ordinary token."""
     special_tokens: tuple[str, ...]
     lock: threading.Lock
 
@@ -143,7 +143,7 @@ _failures: dict[tuple[str, ...], tuple[float, ModelError]] = {}
 
 
 def load_model(kind: str, source: str, revision: str, device: str, dtype: str) -> LoadedModel:
-    """The one copy of this model in this process. A second call, from whichever thread, waits for the first to load it."""
+    """This process's only copy of the model. Calls from other threads wait while the first one loads it."""
     if not isinstance(source, str) or not source:
         raise RewardError("model: give the folder or the hub id of the model.")
     check_choice("dtype", dtype, DTYPES)
@@ -182,7 +182,7 @@ def _load(kind: str, source: str, revision: str, device_name: str, dtype_name: s
 
 
 def keep_head_precise(model: Any) -> None:
-    """In bfloat16 two scores near 4 differ by 1/64 or not at all: the head of a half-precision model computes in float32."""
+    """Make the head of a half-precision model compute in float32: in bfloat16, scores near 4 are multiples of 1/64."""
     from torch import float32, nn
 
     for name in ("score", "classifier"):
@@ -193,7 +193,7 @@ def keep_head_precise(model: Any) -> None:
 
 
 def find_window(model: Any, tokenizer: Any) -> int:
-    """What model and tokenizer agree to read. RoBERTa counts positions from after its padding token's."""
+    """The longest input of both model and tokenizer. RoBERTa counts positions from the one after its padding token's."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
@@ -212,11 +212,11 @@ class Encoded:
 
     token_ids: tuple[int, ...]
     types: tuple[int, ...] | None = None
-    """token_type_ids, where the tokenizer has them."""
+    """token_type_ids, if the tokenizer has them."""
     prompt: tuple[int, int] = (0, 0)
-    """First token of the prompt, and the first after it, special tokens left out: what may be cut."""
+    """First token of the prompt and first token after it, without special tokens: the part that may be cut."""
     read_at: tuple[int, ...] = ()
-    """Tokens at which a process reward reads, step by step; NOWHERE for a step that the model cannot see."""
+    """Positions at which a process reward reads each step; NOWHERE for a step that is empty for the model."""
 
     def without(self, excess: int) -> Encoded:
         """The prompt without its first `excess` tokens."""
@@ -231,14 +231,14 @@ class Encoded:
 
 
 def encode(tokenizer: Any, prompt: Any, completion: str, template: str, end_token: bool, limit: int) -> Encoded:
-    """`limit`: where the prompt lies is looked up in a chat only if the input is longer."""
+    """The input for a prompt and a completion. In a chat the prompt's position is only found if the input exceeds `limit`."""
     is_chat = not isinstance(prompt, str)
     if template == "chat" or (template == "auto" and is_chat):
         text = render_chat(tokenizer, prompt, completion)
         found = tokenize(tokenizer, text, add_special_tokens=False)
         first = int(found["input_ids"][:1] == [tokenizer.bos_token_id])
-        # The same conversation with another completion is the same text up to the completion. (Or a little further, where
-        # both begin alike: hence a character that no completion begins with.)
+        # The same conversation with another completion has the same text before the completion. (And longer if both begin
+        # alike, so the other one is a character with which no completion begins.)
         too_long = len(found["input_ids"]) + end_token > limit
         seam = count_common_start(text, render_chat(tokenizer, prompt, SEAM)) if too_long else 0
         prompt_span = (first, count_tokens_before(found, seam, first))
@@ -261,14 +261,14 @@ def encode(tokenizer: Any, prompt: Any, completion: str, template: str, end_toke
 
 
 def tokenize(tokenizer: Any, *texts: str, **options: Any) -> Any:
-    """`verbose`: the length is our own concern."""
+    """The tokenizer's output with offsets and the mask of special tokens, without warnings about the length."""
     return tokenizer(
         *texts, return_offsets_mapping=tokenizer.is_fast, return_special_tokens_mask=True, verbose=False, **options
     )
 
 
 def count_tokens_before(found: Any, seam: int, first: int) -> int:
-    """Index of the first token from `first` on that reaches beyond `seam` characters."""
+    """Index of the first token from `first` on that ends after `seam` characters."""
     offsets = found.get("offset_mapping")
     if offsets is None:
         return first
@@ -276,19 +276,19 @@ def count_tokens_before(found: Any, seam: int, first: int) -> int:
 
 
 def count_common_start(one: str, other: str) -> int:
-    """Characters with which both begin."""
+    """Length of the common beginning of two texts."""
     return next(
         (index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), min(len(one), len(other))
     )
 
 
 def join_prompt(prompt: Any) -> str:
-    """A prompt as one text; of a chat, what its messages say."""
+    """A prompt as one text; for a chat, the texts of its messages."""
     return prompt if isinstance(prompt, str) else "\n".join(text_of([message]) for message in prompt)
 
 
 def render_chat(tokenizer: Any, prompt: Any, completion: str) -> str:
-    """The whole conversation. A completion that goes on with an assistant's message belongs to that message."""
+    """The whole conversation. If the prompt ends in an assistant's message, the completion continues it."""
     messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else [dict(message) for message in prompt]
     if messages and messages[-1].get("role") == "assistant":
         messages[-1]["content"] = text_of(messages) + completion
@@ -301,18 +301,18 @@ def render_messages(tokenizer: Any, messages: Sequence[Mapping[str, Any]], **opt
     if not tokenizer.chat_template:
         raise RewardError(
             "the prompts are chats (or template is chat), but the reward model's tokenizer has no chat template. For an outcome "
-            'reward use template = "pair" (an encoder that takes question and answer) or "plain" (one text); for a process '
-            "reward give text prompts."
+            'reward use template = "pair" (an encoder with question and answer) or "plain" (one text); for a process reward '
+            "use text prompts."
         )
     try:
         return str(tokenizer.apply_chat_template(list(messages), tokenize=False, **options))
-    except Exception as problem:  # Templates raise whatever they like.
+    except Exception as problem:  # templates can raise any exception
         roles = ", ".join(str(message.get("role")) for message in messages)
         raise RewardError(f"the reward model's chat template refuses the messages ({roles}): {problem}") from problem
 
 
 def remove_special_tokens(text: str, special_tokens: Sequence[str], any_case: bool = False) -> tuple[str, int]:
-    """(the text without them, how many there were). One pass: what closes up to another one is met at its last character."""
+    """(the text without these tokens, number of removed tokens). A token that forms when another is removed is removed too, in one pass."""
     tokens = [token.lower() if any_case else token for token in special_tokens]
     if not any(token in (text.lower() if any_case else text) for token in tokens):
         return text, 0
@@ -340,7 +340,7 @@ def remove_special_tokens(text: str, special_tokens: Sequence[str], any_case: bo
 
 @dataclass
 class ModelCall:
-    """One call of a learned reward: the inputs of its rows, their batches, and what is reported beside the scores."""
+    """One call of a learned reward: the inputs of its rows, their batches, and the reported verdicts and metrics."""
 
     loaded: LoadedModel
     max_tokens: int
@@ -358,29 +358,29 @@ class ModelCall:
             raise RewardError(f"batch_tokens: {self.batch_tokens} is not a number of tokens.")
         if not 0 <= self.max_tokens <= self.loaded.window:
             raise RewardError(
-                f"max_tokens: {self.max_tokens} is not between 0 and {self.loaded.window}, the most tokens that "
-                f"{self.loaded.source!r} can read."
+                f"max_tokens: {self.max_tokens} is not between 0 and {self.loaded.window}, the longest input of "
+                f"{self.loaded.source!r}."
             )
 
     @property
     def limit(self) -> int:
-        """The most tokens of an input."""
+        """Longest input in tokens."""
         return self.max_tokens or self.loaded.window
 
     def clean(self, text: str, *also: str) -> str:
-        """The text without the control tokens that it spells out, and without what is named beside them; they are counted."""
+        """The text without spelled-out control tokens and without the texts `also`; the removed ones are counted."""
         cleaned, removed = remove_special_tokens(text, (*self.loaded.special_tokens, *also))
         self.counts["special_tokens"] += removed
         return cleaned
 
     def add(self, encoded: Encoded | None) -> None:
-        """The input of the next row, cut to the limit; one that cannot be is reported, and None is a row with nothing to read."""
+        """Add the next row's input, cut to the limit, or report why that is impossible. None: a row without input."""
         self.rows.append(None if encoded is None else self._fit(encoded))
 
     def _fit(self, encoded: Encoded) -> Encoded | None:
         length, (start, end) = len(encoded.token_ids), encoded.prompt
         if not length:
-            self.report_fault(len(self.rows), "prompt and completion together are empty, which the model cannot read")
+            self.report_fault(len(self.rows), "prompt and completion are both empty, which the model cannot read")
             return None
         if length <= self.limit:
             return encoded
@@ -389,14 +389,12 @@ class ModelCall:
             return encoded.without(length - self.limit)
         self.counts["refused"] += 1
         reason = (
-            "the completion alone is too long for it"
-            if self.overlong == "cut"
-            else "and overlong = refuse keeps prompts from being cut"
+            "the completion alone is too long" if self.overlong == "cut" else "and overlong = refuse forbids cutting prompts"
         )
         self.report_fault(
             len(self.rows),
-            f"an input of {length} tokens for a model that reads {self.limit} (max_tokens), {reason}. Lower "
-            "max_completion_tokens, or take a reward model that reads more.",
+            f"the input has {length} tokens, more than the limit of {self.limit} (max_tokens), {reason}. Lower "
+            "max_completion_tokens, or use a reward model with a longer input.",
         )
         return None
 
@@ -405,7 +403,7 @@ class ModelCall:
             self.log_verdict(row, "infrastructure", detail)
 
     def score(self, read: Callable[[dict[str, Any], Sequence[Encoded]], list[list[float]]]) -> list[list[float] | None]:
-        """What `read` makes of each row: of padded inputs within batch_tokens, until the time is over. None: it is not scored."""
+        """The values that `read` returns for each row, in padded batches of batch_tokens, until the time is over. None: unscored."""
         from torch import no_grad
 
         results: list[list[float] | None] = [None] * len(self.rows)
@@ -419,13 +417,13 @@ class ModelCall:
                         self.report_fault(row, f"the model's score is {broken[0]}, which is not a finite number")
                         continue
                     results[row] = values
-                    if self.log_verdict is not None:  # one more is done, which whoever waits for the step would like to know
+                    if self.log_verdict is not None:  # for progress reports
                         self.log_verdict(row, "scored")
         for row in sorted(late):
             self.report_fault(
                 row,
                 f"not scored in time: {len(self.rows)} completions x {self.wall_s:g} s (timeout_s) are over. Raise timeout_s, or "
-                "take a smaller model, a faster device or larger batch_tokens.",
+                "use a smaller model, a faster device or larger batch_tokens.",
             )
         if self.log_metric is not None:
             for name, number in self.counts.items():
@@ -441,7 +439,7 @@ class ModelCall:
         lengths = [0 if row is None else len(row.token_ids) for row in self.rows]
         config = self.loaded.model.config.get_text_config()
         for members in cut_by_tokens(list(present), lengths, self.batch_tokens):
-            # A row must not end in a padding token that is borrowed: one token of the vocabulary has to be left over for it.
+            # No row may end in the token used for padding, so at least one token of the vocabulary must not end a row.
             size = len(members) if self.loaded.pad is not None else max(1, config.vocab_size - 1)
             for start in range(0, len(members), size):
                 if time.monotonic() > deadline:
@@ -453,14 +451,14 @@ class ModelCall:
 
 
 def find_unused_end(rows: Sequence[Encoded]) -> int:
-    """A token that none of the rows ends with. transformers pools at the last token that is not padding, so this one can
-    stand for padding, wherever else it occurs."""
+    """A token that ends none of the rows. It can serve as padding wherever else it occurs, since transformers pools at the last token
+    that is not padding."""
     ends = {row.token_ids[-1] for row in rows}
     return next(token for token in range(len(rows) + 1) if token not in ends)
 
 
 def pad_rows(rows: Sequence[Encoded], pad: int, loaded: LoadedModel) -> dict[str, Any]:
-    """Right-padded: a causal model never sees what follows, and positions count from the first token."""
+    """The rows as right-padded tensors: a causal model never sees the padding, and positions count from the first token."""
     import torch
 
     width = max(len(row.token_ids) for row in rows)
@@ -482,32 +480,21 @@ def pad_rows(rows: Sequence[Encoded], pad: int, loaded: LoadedModel) -> dict[str
 # ---------------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Label:
-    """Which of the logits is the reward, and how it is read."""
-
-    index: int
-    independent: bool
-    """The label does not compete with the others: its logit says all."""
-    probability: bool
-
-    def read(self, logits_BL: Any) -> Any:
-        """One number per row, of logits in float32."""
-        chosen_B = logits_BL[:, self.index]
-        if not self.independent:
-            others = [index for index in range(logits_BL.shape[1]) if index != self.index]
-            chosen_B = chosen_B - logits_BL[:, others].logsumexp(dim=1)
-        return chosen_B.sigmoid() if self.probability else chosen_B
-
-
-def choose_label(loaded: LoadedModel, head: str | int, output: str) -> Label:
-    config, labels = loaded.model.config, loaded.labels
-    index = find_label(loaded, head)
-    regression = config.problem_type == "regression"
-    if regression and output == "probability":
+def make_score_reader(loaded: LoadedModel, head: str | int, output: str) -> Callable[[Any], Any]:
+    """A function from float32 logits to one number per row."""
+    problem, chosen = loaded.model.config.problem_type, find_label(loaded, head)
+    if problem == "regression" and output == "probability":
         raise RewardError(f'output: {loaded.source!r} is a regression model, which gives no probabilities; use "score".')
-    independent = len(labels) == 1 or regression or config.problem_type == "multi_label_classification"
-    return Label(index, independent, output == "probability")
+    others = [index for index in range(len(loaded.labels)) if index != chosen]
+    independent = not others or problem in ("regression", "multi_label_classification")
+
+    def read(logits_BL: Any) -> Any:
+        score_B = logits_BL[:, chosen]
+        if not independent:
+            score_B = score_B - logits_BL[:, others].logsumexp(dim=1)
+        return score_B.sigmoid() if output == "probability" else score_B
+
+    return read
 
 
 def find_label(loaded: LoadedModel, head: str | int) -> int:
@@ -519,6 +506,4 @@ def find_label(loaded: LoadedModel, head: str | int) -> int:
     if isinstance(head, str) and labels.count(head) == 1:
         return labels.index(head)
     listed = ", ".join(f"{index} {label!r}" for index, label in enumerate(labels))
-    raise RewardError(
-        f"head: {head!r} does not name one label of {loaded.source!r}; its labels are {listed}. Give an index or a name."
-    )
+    raise RewardError(f"head: {head!r} is not a label of {loaded.source!r}; its labels are {listed}. Give an index or a name.")

@@ -1,17 +1,17 @@
-r"""A learned process reward: a model that says of every step of a completion how likely it is to be right.
+r"""A learned process reward: a model that gives the probability of being right for every step of a completion.
 
     process_reward_model(completions=["2+2=4\n4*3=13"], prompts=["(2+2)*3="], model="path or hub id")
         ->  [[(6, 0.97), (12, 0.08)]]          (position of the step's last character, probability)
 
-Two kinds of models are in use, and `style` says which this is:
+There are two kinds of models, chosen by `style`:
 
-    token_classification   a label per token. Each step is tokenised on its own and closed with the separator, as TRL trains
-                           them, and the label is read at the last token of that.
-    marker                 a causal language model. A marker is written after each step, and read there is how likely
-                           the model goes on with a "good" and not with a "bad" token (Math-Shepherd).
+    token_classification   a label per token. Each step is tokenised on its own and ended with the separator, as TRL trains these
+                           models, and the label is read at the separator's last token.
+    marker                 a causal language model. A marker follows each step, and the probability is that of the "good" token
+                           against the "bad" token after the marker (Math-Shepherd).
 
-Positions are those of cohort.rewards.steps.split_steps, in characters of the text as it was written; what the model is
-given may differ from it (markers, control tokens taken out), and no position is ever derived from tokens.
+Positions come from cohort.rewards.steps.split_steps, in characters of the original text, never from tokens: the model's input differs
+from that text (added markers, removed control tokens).
 """
 
 from __future__ import annotations
@@ -66,12 +66,12 @@ def process_reward_model(
     log_verdict: Callable[..., None] | None = None,
     **columns: Any,
 ) -> list[StepRewards | None]:
-    """(position, probability of being right) of every step. An empty list, where there is no step, is worth 0.
+    """(position, probability of being right) for every step. An empty list, for no steps, is worth 0.
 
-    step_separator  ends a step; step_heading (such as "Step") begins one instead, where a number and ":" or "." follow it.
-    between         written between a text prompt and the completion, for the model alone.
+    step_separator  ends a step; step_heading (such as "Step"), if set, begins one instead if a number and ":" or "." follow.
+    between         text between a text prompt and the completion in the model's input.
     head            token_classification: the label of a right step, by index or name; auto: the only one, or the second of two.
-    marker, good, bad    marker: what is written after each step, and the two tokens that are compared there.
+    marker, good, bad    marker: the text after each step, and the two tokens that are compared there.
     max_tokens, overlong, batch_tokens, wall_s    as for reward_model.
     """
     refuse_unknown("process_reward_model", process_reward_model, columns, len(completions))
@@ -91,7 +91,7 @@ def process_reward_model(
         encoded = reader.encode(prompt, between, cut_pieces(text, steps), reading) if steps else None
         if steps and encoded is None:
             reading.report_fault(
-                row, f"the marker {marker!r} is not a token of its own beside the text of a step; choose another marker"
+                row, f"the marker {marker!r} is not tokenised separately from the text of a step; choose another marker"
             )
         reading.add(encoded)
     scored = reading.score(lambda inputs, rows: reader.read(inputs, [encoded.read_at for encoded in rows]))
@@ -111,18 +111,15 @@ process_reward_model.supervised = True  # type: ignore[attr-defined]
 
 
 def find_steps(text: str, separator: str, heading: str) -> list[Step]:
-    """By a literal separator or heading only: a regular expression of one's own can take for ever on a hostile text, and
-    this runs where nothing can stop it."""
+    """The steps of a text. Separator and heading are literal: a user's regular expression may never finish on a hostile text, and
+    nothing can stop it in the trainer."""
     if not heading:
         return split_steps(text, separator)
     return split_steps(text, pattern=rf"(?={re.escape(heading)} ?\d{{1,4}}[:.])")
 
 
 def cut_pieces(text: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
-    """(what a step says, what lies between it and the next: its separator and empty lines), for each step.
-
-    White space before the first step is left out.
-    """
+    """(the step's text, the separator and empty lines after it) for each step, without white space before the first one."""
     start = 0
     pieces = []
     for step in steps:
@@ -139,7 +136,7 @@ def cut_pieces(text: str, steps: Sequence[Step]) -> list[tuple[str, str]]:
 
 
 class Labels:
-    """Reads the probability of one label at the token that closes a step."""
+    """Reads the probability of one label at the token that ends a step."""
 
     def __init__(self, loaded: LoadedModel, head: str | int, closing: str) -> None:
         self.loaded = loaded
@@ -180,15 +177,13 @@ class Markers:
     def __init__(self, loaded: LoadedModel, marker: str, good: str, bad: str) -> None:
         self.loaded, self.marker = loaded, marker
         if not marker or marker[-1].isspace():
-            raise RewardError(
-                f"marker: {marker!r} must end in a character that can be seen, or it melts into the text after it."
-            )
+            raise RewardError(f"marker: {marker!r} must end in a visible character, or it would merge with the text after it.")
         if not loaded.tokenizer.is_fast:
-            raise RewardError(f"model: {loaded.source!r} has a slow tokenizer, which does not say where the markers are.")
+            raise RewardError(f"model: {loaded.source!r} has a slow tokenizer, which cannot locate the markers.")
         self.candidates = [self.token("good", good), self.token("bad", bad)]
         if self.candidates[0] == self.candidates[1]:
             raise RewardError(f"good and bad: {good!r} and {bad!r} are the same token of {loaded.source!r}.")
-        # Only the positions of markers are turned into logits, where the model can do that.
+        # If the model supports it, logits are computed only at the markers.
         self.keeps = "logits_to_keep" in inspect.signature(loaded.model.forward).parameters
 
     def token(self, name: str, text: str) -> int:
@@ -198,9 +193,9 @@ class Markers:
         return int(found[0])
 
     def encode(self, prompt: Any, between: str, pieces: Sequence[tuple[str, str]], reading: ModelCall) -> Encoded | None:
-        """One text, tokenised at once, as these models are trained. None: a marker has merged with the text beside it.
+        """The input as one text, tokenised at once, as these models are trained. None: a marker merges with the text next to it.
 
-        A marker that the completion has written itself is taken out: what stands there looks like a step that was judged.
+        Markers in the completion itself are removed: they would look like the end of a step.
         """
         tokenizer = self.loaded.tokenizer
         if isinstance(prompt, str):
@@ -247,8 +242,8 @@ class Markers:
 
 
 def pick_values(values_BT: Sequence[Sequence[float]], places: Sequence[Sequence[int]]) -> list[list[float]]:
-    """The values at these places of each row. A step of which the model sees nothing is worth 0: it must not inherit the
-    score of the step before."""
+    """The values at these places of each row. A step that is empty for the model is worth 0: it must not get the score of the step
+    before it."""
     return [
         [0.0 if place == NOWHERE else values_T[place] for place in found]
         for values_T, found in zip(values_BT, places, strict=True)
@@ -258,9 +253,9 @@ def pick_values(values_BT: Sequence[Sequence[float]], places: Sequence[Sequence[
 def find_tokens(
     offsets: Sequence[tuple[int, int]], special: Sequence[int], spans: Sequence[tuple[int, int]]
 ) -> list[int] | None:
-    """The last token of each span of characters; None where a token belongs to a span and to what is beside it.
+    """The last token of each span of characters; None if a token crosses the border of a span.
 
-    A character of several bytes may be several tokens, all with the offsets of that character: the last one counts.
+    A character of several bytes may be several tokens with the same offsets: the last one counts.
     """
     found: list[int] = []
     index = 0

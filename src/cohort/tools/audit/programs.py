@@ -1,8 +1,8 @@
 r"""The attacks on a reward that runs programs, and sample problems for it.
 
-Every program here is harmless, for a reward of the user's own may run it without a jail: it exits, prints, sleeps for a while, reads
-what lies beside it, or touches a file in a folder that the audit has made. The ones that would hurt an unprotected machine
-(endless loops, memory, output) are in JAILED and are given only to rewards that are known to have a jail.
+The programs are harmless, since a user's reward may run them without a jail: they exit, print, sleep for a while, read neighbouring files,
+or touch a file in a folder of the audit. Programs that would harm an unprotected machine (endless loops, memory, output) are in
+JAILED and run only with rewards that are known to use a jail.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from cohort.tools.audit.running import AnswerForm, AuditCase, AuditRow
 
 SLEEP_S = 25
-"""How long a hanging program sleeps: it ends by itself, should nobody end it."""
+"""Duration of a hanging program, so that it ends even if nothing kills it."""
 
 
 class KnownTest(NamedTuple):
-    """One test as far as it can be read: the arguments and the expected value; no arguments for standard input and output."""
+    """The arguments and the expected value of one test; no arguments for a test of standard input and output."""
 
     args: tuple[Any, ...] | None
     expected: Any
@@ -32,7 +32,7 @@ class KnownTest(NamedTuple):
 
 
 def read_tests(tests: Any) -> Iterator[KnownTest]:
-    """The tests of a row in the usual formats. What cannot be read is left out: it only makes attacks weaker."""
+    """The tests of a row in the usual formats. Unreadable tests are skipped, which only makes attacks weaker."""
     if isinstance(tests, str):
         try:
             tests = json.loads(tests)
@@ -55,7 +55,7 @@ def read_tests(tests: Any) -> Iterator[KnownTest]:
 
 
 def read_asserts(code: str) -> Iterator[KnownTest]:
-    """The comparisons in a text of Python whose sides are a call and a literal."""
+    """The comparisons of a call with a literal, in Python code."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError):
@@ -70,7 +70,7 @@ def read_asserts(code: str) -> Iterator[KnownTest]:
 
 
 def find_entry_point(row: AuditRow) -> str:
-    """The function that the tests call: the last one that the solution defines; "" for a program of standard input."""
+    """The function that the tests call: the last one in the solution; "" for a program that reads standard input."""
     named = row.columns.get("entry_point")
     if isinstance(named, str) and named:
         return named
@@ -110,7 +110,7 @@ CODE_FORMS: tuple[AnswerForm, ...] = (
 
 
 def refactor_solution(row: AuditRow) -> dict[str, str]:
-    """The solution, and programs that do the same, by what was done to each."""
+    """The solution and equivalent programs, by the change that was made."""
     solution, name = row.solution, find_entry_point(row)
     programs = {"as it is": solution, "without comments": ast.unparse(ast.parse(solution)) + "\n"}
     if not name:
@@ -235,7 +235,7 @@ WRONG_PROGRAMS: dict[str, dict[str, str]] = {
         "an exception": "raise RuntimeError('no')\n",
     },
 }
-"""Attack -> what a program does -> the program; `write_program` fills its blanks."""
+"""Attack -> label -> program with placeholders, which `write_program` fills in."""
 WRONG_FUNCTIONS = {
     "the solution, one off": WRONG_VALUE,
     **{f"always {name}": f"{DEFINES}return {value}\n" for name, value in CONSTANTS.items()},
@@ -264,7 +264,7 @@ NO_PROGRAM = {
 
 
 def write_program(template: str, row: AuditRow) -> str:
-    """A program of the tables, with its blanks filled for the row: a function that the tests call, or standard input."""
+    """A program of the tables with its placeholders filled in for the row."""
     name, tests = find_entry_point(row), list(read_tests(row.columns.get("tests")))
     blanks = {"name": "f", "call": "f()", "stub": "", "fails": "raise ValueError\n", "knows_first": "pass\n"}
     if name:
@@ -281,7 +281,7 @@ def write_program(template: str, row: AuditRow) -> str:
 
 
 def make_solution_cases(rows: Sequence[AuditRow]) -> list[AuditCase]:
-    """Every solution in every form: which forms does the reward read?"""
+    """Every solution in every form, to find the forms that are read."""
     return [
         form.make_case("reference", form.name, number, row.solution, "any")
         for number, row in enumerate(rows)
@@ -300,7 +300,7 @@ def make_refactored_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[Au
 
 
 def choose_attacked_rows(rows: Sequence[AuditRow]) -> list[int]:
-    """The first row whose tests call a function, and the first that reads standard input."""
+    """The numbers of the first row whose tests call a function and the first one with standard input."""
     found: dict[bool, int] = {}
     for number, row in enumerate(rows):
         found.setdefault(bool(find_entry_point(row)), number)
@@ -308,7 +308,7 @@ def choose_attacked_rows(rows: Sequence[AuditRow]) -> list[int]:
 
 
 def make_endless_cases(rows: Sequence[AuditRow], form: AnswerForm, jailed: bool) -> list[AuditCase]:
-    """Programs that run into a limit. On one row, for each costs the limit."""
+    """Programs that reach a limit, for one row, since each takes as long as the limit."""
     number = choose_attacked_rows(rows)[0]
     return [
         form.make_case(attack, label, number, write_program(template, rows[number]))
@@ -318,7 +318,7 @@ def make_endless_cases(rows: Sequence[AuditRow], form: AnswerForm, jailed: bool)
 
 
 def make_wrong_program_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
-    """Every attack on the first row with a function and on the first that reads standard input."""
+    """Every attack on the first row with a function and on the first one with standard input."""
     cases: list[AuditCase] = []
     for number in choose_attacked_rows(rows):
         row, name = rows[number], find_entry_point(rows[number])
@@ -338,7 +338,7 @@ def make_wrong_program_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list
 
 
 def make_escape_cases(rows: Sequence[AuditRow], form: AnswerForm, canary: str, secret: str, token: str) -> list[AuditCase]:
-    """A program that touches a file outside, and one that is right only if it could read a file outside."""
+    """A program that touches a file outside the jail, and one that is right only if it could read such a file."""
     number = choose_attacked_rows(rows)[0]
     row, name = rows[number], find_entry_point(rows[number])
     cases = [form.make_case("escape", "writes a file", number, f"open({canary!r}, 'w').close()\n")]
@@ -349,7 +349,7 @@ def make_escape_cases(rows: Sequence[AuditRow], form: AnswerForm, canary: str, s
 
 
 def make_other_solution_cases(rows: Sequence[AuditRow], form: AnswerForm) -> list[AuditCase]:
-    """The solution of another row."""
+    """Each row's solution as a program for the next row."""
     return [
         form.make_case("other_row", "solution of another row", number, rows[number - 1].solution)
         for number, row in enumerate(rows)

@@ -171,7 +171,7 @@ def make_card(
         "share": 50 * abs(float(advantage or 0)) / largest if largest else 0.0,
         "parts": [(name, "none" if value is None else write_number(value)) for name, value in parts.items() if not only_reward],
         "extracted": None if row.get("extracted") is None else shorten_text(str(row["extracted"]), 200),
-        "gold": None if row.get("gold") is None else shorten_text(str(row["gold"]), 200),
+        "reference_answer": None if row.get("reference_answer") is None else shorten_text(str(row["reference_answer"]), 200),
         "length": row.get("length"),
         "end": "truncated" if record["end"] else "complete",
         "chips": [(kind, label) for shown, kind, label in chips if shown]

@@ -172,7 +172,7 @@ def read_texts(
 def tabulate_groups(run: ShownRun, groups: Sequence[Rows]) -> tuple[list[str], list[list[Linked]], list[str]]:
     """(heads, a row for each group, messages about unreadable files). `groups`: the records of each group's completions."""
     places = [(int(members["step"][0]), int(members["row"][0])) for members in groups]
-    texts, problems = read_texts(run, places, ("prompt", "gold"))
+    texts, problems = read_texts(run, places, ("prompt", "reference_answer"))
     recorded = {step: find_recorded_groups(run, step) for step, _ in places}
     lines = []
     for members, place in zip(groups, places, strict=True):
@@ -185,7 +185,7 @@ def tabulate_groups(run: ShownRun, groups: Sequence[Rows]) -> tuple[list[str], l
             [
                 Linked(str(step)),
                 Linked(f"group {group}", note=note, link=f"{run.address}/group/{step}/{group}"),
-                Linked(snip_prompt(text), note=name_value("reference answer", text.get("gold")), style="text"),
+                Linked(snip_prompt(text), note=name_value("reference answer", text.get("reference_answer")), style="text"),
                 Linked(f"{right} of {judged}" if judged else "not judged", signs=signs, style="signs"),
                 Linked(write_number(float(rewards.mean())) if len(rewards) else "–"),
                 Linked(write_number(float(rewards.std())) if len(rewards) else "–"),
@@ -198,12 +198,12 @@ def tabulate_groups(run: ShownRun, groups: Sequence[Rows]) -> tuple[list[str], l
 def tabulate_completions(run: ShownRun, rows: Rows) -> tuple[list[str], list[list[Linked]], list[str]]:
     """(heads, a row for each completion, messages about unreadable files)."""
     places = list(zip(rows["step"].tolist(), rows["row"].tolist(), strict=True))
-    texts, problems = read_texts(run, places, ("prompt", "completion", "extracted", "gold"))
+    texts, problems = read_texts(run, places, ("prompt", "completion", "extracted", "reference_answer"))
     lines = []
     for record, place in zip(rows, places, strict=True):
         step, group, sample, text = place[0], int(record["group"]), int(record["sample"]), texts.get(place, {})
         style, sign, word = VERDICTS.get(int(record["success"]), VERDICTS[-1])
-        answers = [name_value("answer", text.get("extracted")), name_value("reference answer", text.get("gold"))]
+        answers = [name_value("answer", text.get("extracted")), name_value("reference answer", text.get("reference_answer"))]
         tokens = f"{run.address}/tokens/{step}/{group}/{sample}"
         lines.append(
             [

@@ -22,7 +22,7 @@ from cohort.tools.dashboard.run_index import ShownRun
 TEXT, NUMBER, WHOLE, VERDICT = ("is_string", "is_large_string"), ("is_floating", "is_integer"), ("is_integer",), ("is_boolean",)
 KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("step", "group", "sample", "policy_version", "prompt_index", "length"), WHOLE),
-    **dict.fromkeys(("prompt", "completion", "end", "extracted", "gold"), TEXT),
+    **dict.fromkeys(("prompt", "completion", "end", "extracted", "reference_answer"), TEXT),
     **dict.fromkeys(("reward", "advantage"), NUMBER),
     "success": VERDICT,
 }
@@ -34,7 +34,7 @@ MAX_COLUMN_BYTES = 1 << 28
 """Decoded bytes of one column: a quarter of a GiB. A step of 8,192 completions with 4,096 tokens each needs half of that."""
 BATCH_ROWS = 64
 """Rows decoded together."""
-SEARCHED = ("prompt", "completion", "extracted", "gold")
+SEARCHED = ("prompt", "completion", "extracted", "reference_answer")
 """Columns of the text search."""
 SEARCH_S = 0.8
 """CPU seconds of one search."""

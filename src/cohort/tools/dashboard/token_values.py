@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cohort.algorithms.regions import LOG_RATIO_LIMIT
-from cohort.model.pieces import PieceReader
+from cohort.model.chat import TokenTextReader
 from cohort.tools.dashboard.run_index import ShownRun
 
 MAX_TOKENS = 100_000
@@ -88,13 +88,13 @@ def read_pieces(run: ShownRun, token_ids: Sequence[int]) -> tuple[list[str], fro
     if kept is None:
         message = "The run has no readable tokenizer.json, so tokens are shown as ids."
         return [f"#{one}" for one in token_ids], frozenset(), message
-    pieces = iter(kept.reader.read_pieces([[one for one in token_ids if one in kept.names]])[0])
+    pieces = iter(kept.reader.read_texts([[one for one in token_ids if one in kept.names]])[0])
     return [next(pieces) if one in kept.names else f"#{one}" for one in token_ids], kept.special, ""
 
 
 @dataclass(frozen=True)
 class KeptTokenizer:
-    """A tokenizer.json with the interface that PieceReader needs."""
+    """A tokenizer.json with the interface that TokenTextReader needs."""
 
     backend_tokenizer: Any
     names: Mapping[int, str]
@@ -104,8 +104,8 @@ class KeptTokenizer:
         return self.names[token_id]
 
     @cached_property
-    def reader(self) -> PieceReader:
-        return PieceReader(self, in_rust=True)
+    def reader(self) -> TokenTextReader:
+        return TokenTextReader(self, in_rust=True)
 
 
 @lru_cache(maxsize=2)

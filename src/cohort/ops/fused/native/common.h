@@ -1,8 +1,8 @@
 /*
- * What decoding and training on a CPU share: vectors, an exponential, and the operations whose bits must be the same in both.
+ * Shared by decoding and training on a CPU: vectors, an exponential, and operations that must have the same bits in both.
  *
- * Where float32 products are added, PyTorch rounds the products first. A compiler may fuse a product with the sum after it, so
- * such products are taken in a function of their own, `multiply`, that is never inlined.
+ * Where float32 products are added, PyTorch rounds the products first. A compiler may fuse a product with the following
+ * addition, so such products are computed in `multiply`, which is never inlined.
  */
 #ifndef COHORT_COMMON_H
 #define COHORT_COMMON_H
@@ -18,10 +18,10 @@
 #define HEAD_DIM 64
 #endif
 
-#define LANES 8                     /* doubles in the widest vector register; compilers split it where registers are smaller */
+#define LANES 8                     /* doubles in the widest vector register; compilers split it for smaller registers */
 #define VECTORS (HEAD_DIM / LANES)  /* registers that hold one head */
 #define HALF (HEAD_DIM / 2)
-#define LEAST (-700.0)              /* exp(-700) is 1e-304: nothing next to the largest weight, which is 1 */
+#define LEAST (-700.0)              /* exp(-700) is 1e-304, negligible next to the largest weight, which is 1 */
 #define APART __attribute__((noinline, unused))
 
 typedef double doubles __attribute__((vector_size(64)));
@@ -30,7 +30,7 @@ typedef double two __attribute__((vector_size(16)));
 typedef int64_t longs __attribute__((vector_size(64)));
 typedef float floats __attribute__((vector_size(32), aligned(4)));
 
-/* Conversions by name where they are one instruction: compilers take the portable ones apart into halves. */
+/* Intrinsics where a conversion is one instruction: compilers split the portable ones into halves. */
 #ifdef __AVX512F__
 static inline doubles widened(const float *x) { return (doubles)_mm512_cvtps_pd(_mm256_loadu_ps(x)); }
 static inline floats narrowed(doubles x) { return (floats)_mm512_cvtpd_ps((__m512d)x); }
@@ -39,7 +39,7 @@ static inline doubles widened(const float *x) { return __builtin_convertvector(*
 static inline floats narrowed(doubles x) { return __builtin_convertvector(x, floats); }
 #endif
 
-/* Halves are added to halves: three vector additions, where a sum of elements would be taken apart first. */
+/* Add halves to halves: three vector additions instead of a sum of single elements. */
 static inline double total(doubles x) {
   four halves[2];
   two quarters[2];
@@ -52,7 +52,7 @@ static inline double total(doubles x) {
 
 static inline doubles exponential(doubles x) {
   const doubles least = {LEAST, LEAST, LEAST, LEAST, LEAST, LEAST, LEAST, LEAST};
-  const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer, which then stands in the low bits */
+  const double magic = 6755399441055744.0; /* 1.5 * 2^52: adding it rounds to an integer in the low bits */
   longs low = x < least;
   x = (doubles)(((longs)x & ~low) | ((longs)least & low));
   doubles shifted = x * 1.4426950408889634074 + magic, n = shifted - magic;
@@ -78,8 +78,8 @@ static APART void multiply(const float *a, const float *b, float *into, int64_t 
 }
 
 /*
- * Sum in the order in which PyTorch adds up a contiguous row: `lanes` columns, each in four interleaved strands, strands of
- * more than 16 summands in blocks. The lanes are those of the registers it was built for, so the caller finds out which.
+ * Sum a contiguous row in PyTorch's order: `lanes` columns, each in four interleaved strands, strands of more than 16
+ * summands in blocks. The lanes depend on the registers that PyTorch was built for; the caller finds out which.
  */
 #define STRANDS 4
 #define LEVELS 4
@@ -120,7 +120,7 @@ static inline float sum_in_order(const float *x, int64_t n, int64_t lanes) {
   return result;
 }
 
-/* RMSNorm of a row, in PyTorch's order of adding; gives one over its root mean square. `squares`: [width]. */
+/* RMSNorm of a row, summed in PyTorch's order. Returns 1 / root mean square. `squares`: [width]. */
 static inline float norm_row(const float *hidden, const float *weight, float *normed, float *squares, int64_t width,
                              int64_t lanes, float epsilon) {
   multiply(hidden, hidden, squares, width);
@@ -129,7 +129,7 @@ static inline float norm_row(const float *hidden, const float *weight, float *no
   return scale;
 }
 
-/* Turn a head in place: the first half of its dimensions against the second. `scratch`: [2 * HEAD_DIM]. */
+/* Rotate the first half of a head with the second, in place. `scratch`: [2 * HEAD_DIM]. */
 static inline void turn(float *head, const float *cosines, const float *sines, float *scratch) {
   float *first = head, *second = head + HALF;
   multiply(first, cosines, scratch, HALF);

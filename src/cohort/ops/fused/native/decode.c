@@ -1,32 +1,32 @@
 /*
- * What a decode step does between its matrix products: norm, rotary embedding, attention over each row's own keys; and the
- * random numbers of the next token.
+ * The operations of a decode step between its matrix products: norm, rotary embedding, attention over each row's own keys, and
+ * the random numbers of the next token.
  *
- * How it differs from the PyTorch twin (ops/fused/cpu.py), whose bits it gives:
+ * It gives the bits of the PyTorch reference implementation (ops/fused/cpu.py), with these differences:
  *
- * - a row is read as far as it is long, not as far as the longest one is;
- * - keys and values stay float32 in memory, half of what the twin reads, and are widened in registers: scores, softmax and
- *   mixture are float64, rounded to float32 once, as the trainer's are;
- * - a key head is read once for all query heads of its group, and everything of one head stays in the first cache.
+ * - a row is read only up to its own length, not to that of the longest row;
+ * - keys and values stay float32 in memory, half of what the reference reads, and are widened in registers: scores, softmax and
+ *   mixture are float64, rounded to float32 once, as in the trainer;
+ * - a key head is read once for all query heads of its group, and the data of one head stays in the first cache.
  *
- * Compiled for one HEAD_DIM, so that the accumulators of a head are registers. One call works for the rows of
- * one thread; calls share nothing that is written.
+ * Compiled for one HEAD_DIM, so that a head's accumulators are registers. One call processes the rows of one thread; calls
+ * share no memory that they write.
  *
- * `decode_layers` takes the rows through all layers. Its matrix product and its exponential are those of PyTorch, which the caller
- * hands in: the bits are the same, and nobody waits for Python between two operations.
+ * `decode_layers` takes the rows through all layers. The caller passes in PyTorch's matrix product and exponential, so the bits
+ * are the same, and nothing waits for Python between two operations.
  */
 #include "common.h"
 
-#define AHEAD 16 /* positions that are asked for before they are needed */
+#define AHEAD 16 /* positions to prefetch */
 #define LINE 16  /* floats in a cache line */
 
-/* Query heads that are taken at once: 4, 2 or 1; as many as leave their accumulators in 16 registers, and one at least. */
+/* Query heads processed at once: 4, 2 or 1, as many as keep their accumulators in 16 registers, at least one. */
 #define TOGETHER 4
 static inline int64_t heads_at_once(int64_t left) {
   return left >= 4 && 4 * VECTORS <= 16 ? 4 : left >= 2 && 2 * VECTORS <= 16 ? 2 : 1;
 }
 
-/* The rows of one thread and their scratch memory. native.py reads its fields here. */
+/* The rows of one thread and their scratch memory. native.py parses the fields of this struct. */
 struct rows {
   float *hidden, *delta, *normed; /* [rows, width] */
   float *squares;                 /* [width], and then 2 * HEAD_DIM */
@@ -36,11 +36,11 @@ struct rows {
   const float *turns;             /* [length, HEAD_DIM]: cosines, then sines, of HALF angles */
   const int64_t *positions;       /* [rows] */
   int64_t count, width, kv_heads, length, sum_lanes;
-  int64_t group;                  /* query heads of a kv head */
+  int64_t group;                  /* query heads per kv head */
   double scaling, epsilon;
 };
 
-/* hidden += delta, if there is one; normed = RMSNorm(hidden) * weight. */
+/* hidden += delta, if given; normed = RMSNorm(hidden) * weight. */
 void normalize(const struct rows *rows, const float *weight, int64_t with_delta) {
   const int64_t width = rows->width;
   for (int64_t b = 0; b < rows->count; b++) {
@@ -56,7 +56,7 @@ static inline void ask_for(const float *position) {
   for (int64_t i = 0; i < HEAD_DIM; i += LINE) __builtin_prefetch(position + AHEAD * HEAD_DIM + i);
 }
 
-/* Products of `these` queries with `count` keys, and the largest of each. */
+/* The products of `these` queries with `count` keys, and the largest product of each query. */
 static inline __attribute__((always_inline)) void score_heads(const float *queries, const float *keys, int64_t count,
                                                               double scaling, double *scores, int64_t stride, double *most,
                                                               const int these) {
@@ -82,7 +82,7 @@ static inline __attribute__((always_inline)) void score_heads(const float *queri
   }
 }
 
-/* Softmax weights, not yet divided by their sum, of `count` keys for the queries of a group; their sums. */
+/* The softmax weights of `count` keys for the queries of a group, not yet divided by their sums, and the sums. */
 static inline void weigh(const float *queries, const float *keys, int64_t count, double scaling, double *scores, int64_t stride,
                          int64_t group, double *sums) {
   double most[group];
@@ -130,7 +130,7 @@ static inline __attribute__((always_inline)) void mix_heads(const double *weight
     }
 }
 
-/* Values mixed by the weights of a group. */
+/* The values mixed by the weights of a group. */
 static inline void mix(const double *weights, int64_t stride, const double *sums, const float *values, int64_t count,
                        int64_t group, float *out) {
   for (int64_t g = 0, these; g < group; g += these) {
@@ -143,8 +143,8 @@ static inline void mix(const double *weights, int64_t stride, const double *sums
 }
 
 /*
- * Turn queries and keys, write keys and values down, attend: rows->qkv to rows->mixed. window: 0 is all positions.
- * Gives the number of the first row whose position is outside of its slot, before anything is written; -1: there is none.
+ * Rotate queries and keys, store keys and values, and attend: from rows->qkv to rows->mixed. window: 0 means all positions.
+ * Returns the first row whose position is outside its slot, before anything is written, or -1.
  */
 int64_t attend(const struct rows *rows, float *keys, float *values, int64_t window) {
   const int64_t kv_heads = rows->kv_heads, group = rows->group, length = rows->length, stride = length + LANES;
@@ -179,7 +179,7 @@ typedef void (*gemm)(const char *, const char *, const int *, const int *, const
 
 typedef int (*set_threads)(int);
 
-/* The adapter of a layer whose outputs begin at column `first` of those that were multiplied as one; up: [outputs, rank]. */
+/* The adapter of a layer whose outputs begin at column `first` of the fused projection; up: [outputs, rank]. */
 struct part {
   const float *up;
   int64_t rank, first, outputs;
@@ -187,16 +187,16 @@ struct part {
 };
 
 struct adapters {
-  const float *down; /* [rank, inputs]: all of them together */
+  const float *down; /* [rank, inputs]: all A stacked */
   const struct part *parts;
   int64_t count, rank;
 };
 
 struct layer {
-  const float *input_norm, *qkv, *qkv_bias, *out, *post_norm, *gate_up, *down; /* weights [inputs, outputs]; bias: may be missing */
-  float *keys, *values;                                                        /* those of the first row */
+  const float *input_norm, *qkv, *qkv_bias, *out, *post_norm, *gate_up, *down; /* weights [inputs, outputs]; bias: optional */
+  float *keys, *values;                                                        /* of the first row */
   int64_t window;                                                              /* 0: none */
-  const struct adapters *qkv_adapters, *out_adapters, *gate_up_adapters, *down_adapters; /* may be missing */
+  const struct adapters *qkv_adapters, *out_adapters, *gate_up_adapters, *down_adapters; /* optional */
 };
 
 struct stack {
@@ -204,15 +204,15 @@ struct stack {
   const struct layer *layers;
   int64_t count, query_width, intermediate;
   float *gate_up, *activated; /* [rows, 2 * intermediate], [rows, intermediate] */
-  float *reduced;             /* [rows, rank of adapters], of the largest of them */
+  float *reduced;             /* [rows, largest rank of adapters] */
   const float *embedding, *norm;
   const int64_t *tokens;
   gemm product;
   void *exponential;         /* of sixteen floats */
-  set_threads threads;       /* of the calling thread's products; gives how many there were */
+  set_threads threads;       /* for the calling thread's products; returns the old number */
 };
 
-/* out = in weight, as PyTorch asks for it: its rows are the columns of the library. */
+/* out = in weight, called as PyTorch does: its rows are the library's columns. */
 static void multiply_rows(const struct stack *stack, const float *in, const float *weight, float *out, int64_t inputs,
                           int64_t outputs) {
   const int rows = (int)stack->rows->count, k = (int)inputs, n = (int)outputs;
@@ -220,7 +220,7 @@ static void multiply_rows(const struct stack *stack, const float *in, const floa
   stack->product("n", "n", &n, &rows, &k, &one, weight, &n, in, &k, &zero, out, &n);
 }
 
-/* out += scale up (down in), for each of the adapters in its columns: the products of Adapters.add_to (projection.py). */
+/* out += scale up (down in) in the columns of each adapter: the products of Adapters.add_to (projection.py). */
 static void add_adapters(const struct stack *stack, const struct adapters *adapters, const float *in, float *out, int64_t inputs,
                          int64_t outputs) {
   if (!adapters) return;
@@ -236,8 +236,8 @@ static void add_adapters(const struct stack *stack, const struct adapters *adapt
 }
 
 /*
- * activated = silu(gate) * up. PyTorch takes two registers at once, and what is left of all rows one by one, with another
- * exponential. Vectors must not reach from row to row: `intermediate` is a multiple of sixteen.
+ * activated = silu(gate) * up. PyTorch processes two registers at a time, and the remainder of all rows one by one, with
+ * another exponential. Vectors must not span rows: `intermediate` is a multiple of sixteen.
  */
 static void activate(const struct stack *stack) {
 #ifdef __AVX512F__
@@ -259,7 +259,7 @@ static void activate(const struct stack *stack) {
 #endif
 }
 
-/* From tokens to normed hidden states; as `attend`, a row outside of its slot, or -1. */
+/* From tokens to normed hidden states. Like `attend`, returns a row outside its slot, or -1. */
 int64_t decode_layers(const struct stack *stack) {
   const struct rows *rows = stack->rows;
   const int64_t width = rows->width, qkv_width = stack->query_width + 2 * rows->kv_heads * HEAD_DIM;
@@ -296,7 +296,7 @@ static inline uint32_t scrambled(uint32_t bits) {
   return bits ^ bits >> 16;
 }
 
-/* The keyed random numbers of ops/noise.py, [count, vocabulary], with their sign turned: what its logarithms begin with. */
+/* The negated random numbers of ops/noise.py, [count, vocabulary], to which its logarithms are applied. */
 void uniforms(const int32_t *keys, const int32_t *positions, int64_t count, int64_t vocabulary, float *negative) {
   for (int64_t b = 0; b < count; b++) {
     const uint32_t first = (uint32_t)keys[2 * b], second = (uint32_t)keys[2 * b + 1];

@@ -1,20 +1,20 @@
 /*
- * What training on a CPU does between its matrix products: norms, rotary embedding, causal attention, and the gradients of all of
- * them and of SwiGLU.
+ * The operations of training on a CPU between its matrix products: norms, rotary embedding and causal attention, with their
+ * gradients, and the gradient of SwiGLU.
  *
  * Forward results have the bits of decoding (decode.c): norms and rotations are the same functions, and attention is accumulated
- * in float64 and rounded to float32 once. Gradients have no twin to equal bit for bit. They are accumulated in float64 in
- * attention and in float32 elsewhere, always in the same order, however many threads there are.
+ * in float64 and rounded to float32 once. Gradients need no particular bits. They are accumulated in float64 in
+ * attention and in float32 elsewhere, always in the same order, whatever the number of threads.
  *
- * Work is cut into tasks. Every thread calls the same function with the same struct and takes the next task until none is left,
- * so a thread that comes late takes fewer. No two tasks write to the same place. native.py reads the
- * fields of the structs here.
+ * Work is split into tasks. Every thread calls the same function with the same struct and takes the next task until none is
+ * left, so a thread that starts late takes fewer. No two tasks write to the same memory. native.py parses the fields of
+ * the structs.
  */
 #include "common.h"
 
-#define CHUNK 32 /* rows of a task where rows are independent */
-#define BLOCK 16 /* queries of a head that attention takes at once */
-#define TILE 4   /* rows, and vectors of columns, of a product that are kept in registers */
+#define CHUNK 32 /* rows per task where rows are independent */
+#define BLOCK 16 /* queries of a head that attention processes at once */
+#define TILE 4   /* rows, and vectors of columns, of a product in registers */
 
 typedef double loose __attribute__((vector_size(64), aligned(8)));
 typedef float many __attribute__((vector_size(64), aligned(4)));
@@ -22,7 +22,7 @@ typedef int32_t ints __attribute__((vector_size(64), aligned(4)));
 #define MANY 16
 
 #if defined(__x86_64__) && defined(__GLIBC__)
-/* By its older name, or what a wheel brings would not load where torch does: version 2.29 gave the same function a new one. */
+/* Under its older name, so that a wheel's file loads wherever torch does: glibc 2.29 renamed the function. */
 __asm__(".symver log, log@GLIBC_2.2.5");
 #endif
 
@@ -37,10 +37,10 @@ static inline int64_t whole(int64_t count) { return (count + LANES - 1) / LANES 
 struct norm {
   int64_t next, rows, width, sum_lanes;
   double epsilon;
-  const float *hidden, *delta, *weight; /* delta: may be missing, and then total is hidden */
+  const float *hidden, *delta, *weight; /* delta: optional; without it total is hidden */
   float *total, *normed, *inverse;
-  const float *d_normed, *d_total; /* d_total: may be missing */
-  float *d_input, *d_weight;       /* d_weight: [tasks, width], a share of each task; may be missing */
+  const float *d_normed, *d_total; /* d_total: optional */
+  float *d_input, *d_weight;       /* d_weight: [tasks, width], the part of each task; optional */
 };
 
 void add_norm_forward(struct norm *job) {
@@ -56,7 +56,7 @@ void add_norm_forward(struct norm *job) {
     }
 }
 
-/* The gradient of a row loses its part along the row, whose length the norm takes away. */
+/* The gradient before the norm has no part along the row, whose length the norm removes. */
 void add_norm_backward(struct norm *job) {
   const int64_t width = job->width;
   float units[width], d_units[width];
@@ -70,7 +70,7 @@ void add_norm_backward(struct norm *job) {
       int64_t i = 0;
       for (; i + MANY <= width; i += MANY)
         for (int64_t k = 0; k < MANY; k++) sums[k] += d_units[i + k] * units[i + k];
-      for (; i < width; i++) along = fmaf(d_units[i], units[i], along); /* or some compilers would fuse and others not */
+      for (; i < width; i++) along = fmaf(d_units[i], units[i], along); /* explicit, because only some compilers would fuse it */
       for (int64_t k = 0; k < MANY; k++) along += sums[k];
       along /= (float)width;
       for (i = 0; i < width; i++) d_input[i] = (d_units[i] - units[i] * along) * inverse;
@@ -107,7 +107,7 @@ void rotary_forward(struct rotary *job) {
       }
 }
 
-/* Turning by the opposite angle is the transpose of a rotation. */
+/* Rotating by the opposite angle is the transpose of a rotation. */
 void rotary_backward(struct rotary *job) {
   const int64_t turned = job->query_heads + job->kv_heads, stride = (turned + job->kv_heads) * HEAD_DIM;
   for (int64_t task; (task = claim(&job->next)) * CHUNK < job->rows;)
@@ -129,10 +129,10 @@ void rotary_backward(struct rotary *job) {
 struct swiglu {
   int64_t next, rows, width;
   const float *d_activation, *gate_up; /* [rows, width], [rows, 2 * width] */
-  float *d_gate_up, *activation;       /* activation: may be missing */
+  float *d_gate_up, *activation;       /* activation: optional */
 };
 
-/* Infinite from where a float32 almost is: what is then divided by it is 0, and not small times a huge gate. */
+/* Infinite slightly before float32 overflows: a quotient is then 0 instead of a small number times a huge gate. */
 static inline many exponential_float(many x) {
   const float magic = 12582912.0f; /* 1.5 * 2^23 */
   const many most = (many){0} + 87.0f, infinite = (many){0} + INFINITY;
@@ -151,7 +151,7 @@ static inline many exponential_float(many x) {
   return (many)(((ints)p & ~high) | ((ints)infinite & high));
 }
 
-/* Up to MANY columns: gradients of gate and up, and the activation where it is wanted. */
+/* For up to MANY columns: the gradients of gate and up, and optionally the activation. */
 static inline void swiglu_columns(const struct swiglu *job, int64_t row, int64_t column, int64_t count) {
   const int64_t at = row * 2 * job->width + column;
   many gate = {0}, up = {0}, d_activation = {0};
@@ -181,24 +181,24 @@ void swiglu_backward(struct swiglu *job) {
 /* -- attention -------------------------------------------------------------------------------------------------------- */
 
 /*
- * Rows that have one prompt are a cluster; a row without a prompt to share is one of its own, with a prompt of no tokens. A
- * task is a cluster and a key head: its keys and values are widened once, and the gradients of the prompt's add up within it.
+ * Rows with a common prompt are a cluster; a row without a shared prompt is a cluster with an empty prompt. A task is a
+ * cluster and a key head: its keys and values are widened once, and the gradients of the prompt's are summed within it.
  */
 struct attention {
   int64_t next, clusters, query_heads, kv_heads;
-  int64_t stride;                                                           /* of scratch: the longest row, and some */
-  const int64_t *prompt_start, *prompt_length, *first_row;                  /* [clusters], and one more of first_row */
+  int64_t stride;                                                           /* of the scratch memory: the longest row, padded */
+  const int64_t *prompt_start, *prompt_length, *first_row;                  /* [clusters]; first_row has one more */
   const int64_t *own_start, *own_length;                                    /* [rows] */
   const float *query, *key, *value;                                         /* [tokens, heads, HEAD_DIM] */
-  int64_t query_stride, key_stride, value_stride;                           /* from token to token */
+  int64_t query_stride, key_stride, value_stride;                           /* between tokens */
   double scaling;
   float *out;                                                               /* [tokens, query heads, HEAD_DIM] */
   double *lse;                                                              /* [tokens, query heads] */
   const float *d_out;
-  float *d_query, *d_key, *d_value;                                         /* as out, one token after the other */
+  float *d_query, *d_key, *d_value;                                         /* contiguous, like out */
 };
 
-/* Scratch memory of a thread: keys and values of a row, with a head's dimensions together or with its positions together. */
+/* Scratch memory of a thread: keys and values of a row, with contiguous dimensions, or (across) with contiguous positions. */
 struct desk {
   double *keys_across, *values, *queries, *scores, *mixed;      /* forward */
   double *keys, *values_across, *d_keys, *d_values, *d_out, *d_scores; /* backward */
@@ -214,7 +214,7 @@ static struct desk lay_desk(double *memory, int64_t stride, int backward) {
   return desk;
 }
 
-/* rows x cols vectors of c = (c, if add) + a b, from `depth` columns of a and rows of b; a's element (i, k) is a[i * down + k * right]. */
+/* c = a b, or c += a b if add, for rows x cols vectors; `depth` columns of a and rows of b; element (i, k) of a is a[i * down + k * right]. */
 static inline __attribute__((always_inline)) void tile(const double *a, int64_t down, int64_t right, const double *b,
                                                        int64_t b_stride, double *c, int64_t c_stride, int64_t depth, int rows,
                                                        int cols, int add) {
@@ -250,7 +250,7 @@ static void product(const double *a, int64_t down, int64_t right, const double *
   }
 }
 
-/* Widen one head of `count` tokens into positions from `at` on; `together` and `across` may be missing. */
+/* Widen one head of `count` tokens into positions from `at` on; `together` and `across` are optional. */
 static void widen(const float *from, int64_t stride, int64_t count, int64_t at, double *together, double *across,
                   int64_t across_stride) {
   for (int64_t t = 0; t < count; t++, from += stride)
@@ -260,7 +260,7 @@ static void widen(const float *from, int64_t stride, int64_t count, int64_t at, 
       if (across)
         for (int k = 0; k < LANES; k++) across[(i + k) * across_stride + at + t] = x[k];
     }
-  if (across) /* products take whole vectors of positions */
+  if (across) /* products read whole vectors of positions */
     for (int64_t t = at + count; t < whole(at + count); t++)
       for (int64_t i = 0; i < HEAD_DIM; i++) across[i * across_stride + t] = 0;
 }
@@ -273,12 +273,12 @@ static void narrow(const double *from, int64_t count, double factor, float *into
     }
 }
 
-/* Which queries: `count` of one head from token `token` on, which see `before` positions of the desk and those up to their own. */
+/* `count` queries of one head from `token` on. They see `before` positions of the desk, and those up to their own. */
 struct block {
   int64_t token, count, before, head;
 };
 
-/* Scaled queries, and their products with all keys that the last of them sees. */
+/* Scale the queries, and multiply them with all keys that the last of them sees. */
 static void score(const struct attention *job, const struct desk *desk, const struct block *block) {
   widen(job->query + block->token * job->query_stride + block->head * HEAD_DIM, job->query_stride, block->count, 0,
         desk->queries, 0, 0);
@@ -288,10 +288,10 @@ static void score(const struct attention *job, const struct desk *desk, const st
 }
 
 /*
- * Mixed values are divided by the sum of their weights last, as in decoding: where all weights are equal (queries of zeros, as
- * padding has) the result may lie half-way between two floats, and would be rounded one way here and the other way there.
+ * Mixed values are divided by the sum of their weights at the end, as in decoding. If all weights are equal (queries of zeros, as
+ * in padding), the result may lie half-way between two floats, and would otherwise be rounded differently.
  */
-/* Minus infinity in the rest of the vector that `count` scores end in, and the largest of them. */
+/* Fill the last vector of `count` scores with minus infinity, and return the largest score. */
 static inline double hide_and_find_most(double *row, int64_t count) {
   for (int64_t t = count; t < whole(count); t++) row[t] = -HUGE_VAL;
   doubles most = loaded(row);
@@ -316,7 +316,7 @@ static void attend_block(const struct attention *job, const struct desk *desk, c
     doubles sums = {0};
     for (int64_t t = 0; t <= last; t += LANES) {
       const doubles x = exponential(loaded(row + t) - most);
-      sums += x; /* hidden ones are 1e-304: nothing beside the largest weight, which is 1 */
+      sums += x; /* hidden weights are 1e-304, negligible next to the largest, which is 1 */
       store(row + t, x);
     }
     memset(row + last + 1, 0, (padded - last - 1) * sizeof(double));
@@ -353,7 +353,7 @@ static void attend_block_backward(const struct attention *job, const struct desk
   product(desk->scores, 1, job->stride, desk->d_out, HEAD_DIM, desk->d_values, HEAD_DIM, seen, HEAD_DIM, block->count, 1);
 }
 
-/* `count` tokens from `token` on, after `before` that lie on the desk already. */
+/* Load `count` tokens from `token` on, after the `before` tokens already on the desk. */
 static void attend_tokens(const struct attention *job, const struct desk *desk, int64_t kv_head, int64_t token, int64_t count,
                           int64_t before, int backward) {
   const float *key = job->key + token * job->key_stride + kv_head * HEAD_DIM;

@@ -1,4 +1,4 @@
-"""The texts of single tokens: side by side they are the whole text, also where characters are spread over tokens."""
+"""The texts of single tokens: joined they are the whole text, also if characters are split over tokens."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TEXTS = ("naïve — 数学 🙂 x²", "  two  spaces\n\ttab", "don't", "💁�
 
 
 def make_byte_level() -> ChatCodec:
-    """So small a vocabulary that nearly every character beyond ASCII is spread over tokens."""
+    """A vocabulary so small that nearly every non-ASCII character is split over tokens."""
     inner = Tokenizer(models.BPE())
     inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     inner.decoder = decoders.ByteLevel()
@@ -27,7 +27,7 @@ def make_byte_level() -> ChatCodec:
 
 
 def make_byte_fallback() -> ChatCodec:
-    """As SentencePiece does it: words begin with a mark for a space, and what is no piece is bytes."""
+    """As in SentencePiece: words begin with a mark for a space, and unknown text is written as bytes."""
     names = ["<unk>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "▁the", "▁cat", *"abcdefghijklmnopqrstuvwxyz'"]
     inner = Tokenizer(
         models.BPE(vocab={name: place for place, name in enumerate(names)}, merges=[], byte_fallback=True, unk_token="<unk>")
@@ -43,7 +43,7 @@ CODECS = {"byte level": make_byte_level(), "byte fallback": make_byte_fallback()
 
 
 class OneByOne(PreTrainedTokenizerFast):
-    """A class with a decoding of its own, which Rust is not asked for."""
+    """A class that overrides decoding, so the Rust tokenizer is not used."""
 
     def decode(self, *args, **kwargs):
         return super().decode(*args, **kwargs)
@@ -54,46 +54,46 @@ def whole_text(codec: ChatCodec, ids: list[int]) -> str:
 
 
 @pytest.mark.parametrize("name", CODECS)
-def test_pieces_side_by_side_are_the_text(name):
+def test_joined_texts_are_the_whole_text(name):
     codec = CODECS[name]
     rows = [codec.tokenizer(text)["input_ids"] for text in TEXTS]
-    for ids, pieces in zip(rows, codec.pieces.read_pieces(rows), strict=True):
+    for ids, pieces in zip(rows, codec.token_texts.read_texts(rows), strict=True):
         assert len(pieces) == len(ids)
         assert "".join(pieces) == whole_text(codec, ids)
 
 
 def test_any_tokens_give_the_text_that_decoding_gives():
-    """Also such as no text becomes: halves of characters, marks that follow nothing, special tokens in the middle."""
+    """Also token sequences that no text gives: halves of characters, stray marks, special tokens in the middle."""
     codec, draw = CODECS["byte level"], random.Random(0)
     size = len(codec.tokenizer)
     rows = [draw.choices(range(size), k=draw.randint(1, 12)) for _ in range(2000)]
     wrong = [
         (pieces, whole_text(codec, ids))
-        for ids, pieces in zip(rows, codec.pieces.read_pieces(rows), strict=True)
+        for ids, pieces in zip(rows, codec.token_texts.read_texts(rows), strict=True)
         if "".join(pieces) != whole_text(codec, ids)
     ]
     assert wrong == []
 
 
-def test_a_character_is_said_by_the_token_that_completes_it():
+def test_a_character_belongs_to_the_token_that_completes_it():
     codec = CODECS["byte level"]
     ids = codec.tokenizer("a🙂b")["input_ids"]
-    [pieces] = codec.pieces.read_pieces([ids])
+    [pieces] = codec.token_texts.read_texts([ids])
     assert pieces == ["a", "", "", "", "🙂", "b"]
-    [cut] = codec.pieces.read_pieces([ids[:3]])
+    [cut] = codec.token_texts.read_texts([ids[:3]])
     assert cut == ["a", "", "\ufffd"]
 
 
-def test_special_tokens_say_their_names():
+def test_special_tokens_have_their_names():
     codec = CODECS["characters"]
     eos = codec.tokenizer.eos_token_id
-    assert codec.pieces.read_pieces([[*codec.tokenizer("1+2")["input_ids"], eos]]) == [["1", "+", "2", "<eos>"]]
-    assert codec.pieces.read_pieces([]) == []
+    assert codec.token_texts.read_texts([[*codec.tokenizer("1+2")["input_ids"], eos]]) == [["1", "+", "2", "<eos>"]]
+    assert codec.token_texts.read_texts([]) == []
 
 
-def test_a_tokenizer_that_decodes_by_itself_is_left_to_it():
+def test_a_tokenizer_with_its_own_decoding_is_used():
     inner = CODECS["byte level"].tokenizer.backend_tokenizer
     codec = ChatCodec(OneByOne(tokenizer_object=inner, eos_token="<eos>"))
-    assert not codec.pieces.in_rust
+    assert not codec.token_texts.in_rust
     rows = [codec.tokenizer(text)["input_ids"] for text in TEXTS]
-    assert codec.pieces.read_pieces(rows) == CODECS["byte level"].pieces.read_pieces(rows)
+    assert codec.token_texts.read_texts(rows) == CODECS["byte level"].token_texts.read_texts(rows)

@@ -1,6 +1,6 @@
-"""What a trainer and the workers of vLLM servers agree on: how they meet, and how tensors travel. Needs torch alone.
+"""The weight transfer between a trainer and the workers of vLLM servers: the process group, and tensors in buckets. Needs only torch.
 
-This file is in two packages, cohort and cohort_vllm, which must not import each other; a test holds them equal.
+The packages cohort and cohort_vllm both contain this file, since they must not import each other; a test compares the copies.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import torch.distributed as dist
 from torch import Tensor
 
 Entry = tuple[str, str, Sequence[int]]
-"""Name, dtype and shape of a tensor, as they are written in JSON."""
+"""Name, dtype and shape of a tensor, as in JSON."""
 BUCKET_BYTES = 64 << 20
 
 
 def find_own_address(peer: str, port: int) -> str:
-    """Of this host, on the interface that leads to the peer. Nothing is sent."""
+    """The address of this host on the interface that leads to the peer. Nothing is sent."""
     family, kind, _, _, place = socket.getaddrinfo(peer, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)
@@ -29,44 +29,44 @@ def find_own_address(peer: str, port: int) -> str:
 
 
 def listen(address: str) -> socket.socket:
-    """Where workers are told to come to: a free port of this address, and of no other that the host has."""
+    """A socket for the workers to connect to, on a free port of this address only."""
     family, kind, _, _, place = socket.getaddrinfo(address, 0, type=socket.SOCK_STREAM)[0]
-    door = socket.socket(family, kind)
-    door.bind(place)
-    door.listen()
-    return door
+    listener = socket.socket(family, kind)
+    listener.bind(place)
+    listener.listen()
+    return listener
 
 
 def join_group(
-    address: str, port: int, rank: int, size: int, device: torch.device, limit_s: float, door: socket.socket | None = None
+    address: str, port: int, rank: int, size: int, device: torch.device, limit_s: float, listener: socket.socket | None = None
 ) -> Any:
-    """A process group beside the default one, and never in its place: the trainer is rank 0 and has the door."""
-    wait = timedelta(seconds=limit_s)
-    listening: dict[str, Any] = {} if door is None else {"master_listen_fd": door.detach()}
-    store: Any = dist.TCPStore(address, port, size, is_master=rank == 0, timeout=wait, wait_for_workers=False, **listening)
+    """A process group in addition to the default one. The trainer is rank 0 and passes the listening socket."""
+    timeout = timedelta(seconds=limit_s)
+    listening: dict[str, Any] = {} if listener is None else {"master_listen_fd": listener.detach()}
+    store: Any = dist.TCPStore(address, port, size, is_master=rank == 0, timeout=timeout, wait_for_workers=False, **listening)
     store = dist.PrefixStore("weights", store)
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
-        options._timeout = wait
+        options._timeout = timeout
         return dist.ProcessGroupNCCL(store, rank, size, options)
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
-    options._timeout = wait
-    # Left to itself gloo listens where the name of the host leads, which is often loopback.
+    options._timeout = timeout
+    # By default gloo listens on the address of the host name, which is often loopback.
     own = address if rank == 0 else find_own_address(address, port)
     options._devices = [gloo.create_device(hostname=own)]
     return gloo(store, rank, size, options)
 
 
 def broadcast(group: Any, tensor: Tensor) -> None:
-    """From rank 0 to all others, within the limit of the group."""
+    """Broadcast from rank 0, within the time limit of the group."""
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 0, 0
     group.broadcast([tensor], options).wait()
 
 
 def fill_buckets(entries: Sequence[Entry], most: int = BUCKET_BYTES) -> Iterator[list[Entry]]:
-    """Neighbours of one dtype that travel as one tensor, of at most so many bytes where each is smaller."""
+    """Consecutive tensors of one dtype that are sent as one tensor, of at most this many bytes unless a single one is larger."""
     bucket: list[Entry] = []
     size = 0
     for entry in entries:
