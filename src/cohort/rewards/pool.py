@@ -82,7 +82,7 @@ class Worker:
         self._ready = False
         self._memory_mb = float("inf")
         self.calls = 0
-        """Number of calls so far, which may have left data in its memory."""
+        """Number of its calls, which may have left data in its memory."""
         self._ending = threading.Lock()
         self._reaped = False
 

@@ -432,7 +432,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
             )
     if name == "codeio" and "input_prediction_probability" in settings:
         raise PromptError(
-            "prompts.args.input_prediction_probability: leave it out. The task asks only for outputs: if it asked for an input, "
+            "prompts.args.input_prediction_probability: leave it out. Only outputs are supported: for an input "
             "the verifier would accept only the stored one, though others give the same output"
         )
     if name == "rubiks_cube" and settings.get("cube_size", 3) > 3:
