@@ -196,7 +196,7 @@ def test_a_device_that_is_not_there_comes_with_one_that_is():
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "/tmp/x", ".", "..", "a\\b", "a\0b"])
 def test_a_run_stays_inside_its_folder(tmp_path, name):
-    with pytest.raises(RunError, match=r"^name: .* is a path; give one word"):
+    with pytest.raises(RunError, match=r"^name: .* is a path; give a plain folder name"):
         RunFolder.create(tiny(tmp_path / "runs", name))
     assert not list(tmp_path.iterdir())
 
@@ -409,7 +409,7 @@ def test_a_stop_that_the_tokenizer_does_not_know_is_named():
     assert find_single_token(tokenizer, "=") == tokenizer.get_vocab()["="]
     assert find_single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
     for text, said in (
-        ("#", "the tokenizer does not know '#' and would take it for '<unk>'"),
+        ("#", "'#' is not in the tokenizer's vocabulary and would become '<unk>'"),
         ("###", "the tokenizer does not know '###'"),
         ("=>", "'=>' is 2 tokens for this tokenizer"),
         ("=#", "'=#' is 2 tokens"),
