@@ -42,9 +42,9 @@ def test_conditions_are_read_as_they_are_written():
     [
         ("eval/pass@1", "'eval/pass@1' is no condition; write a metric, a sign and a number"),
         ("eval/pass@1 => 0.9", "is no condition"),
-        ("eval/pass@1 >= 95%", "'95%' is not a number; shares are written as 0.95"),
-        ("eval/pass@1 >= 95 %", "'95 %' is not a number; shares are written as 0.95"),
-        ("(eval/pass@1 >= 0.9)", "there are no brackets, and `and` binds before `or`"),
+        ("eval/pass@1 >= 95%", "'95%' is not a number; write shares like 0.95"),
+        ("eval/pass@1 >= 95 %", "'95 %' is not a number; write shares like 0.95"),
+        ("(eval/pass@1 >= 0.9)", "conditions have no brackets, and `and` binds before `or`"),
         ("eval/pass@1 >= nan", "'nan' is no limit"),
         ("eval/pass@1 >= 0.9 and", "is no condition"),
         ("eval/pass@1 >= 0.9, reward/mean > 1", "is no"),

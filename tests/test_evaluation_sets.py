@@ -139,7 +139,7 @@ def test_rewards_of_a_set_from_python_are_found_again_on_resume(tmp_path, monkey
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({"far": {"rewards": [len]}}, r'evaluate_on\.far: no "prompts" in it'),
+        ({"far": {"rewards": [len]}}, r'evaluate_on\.far: "prompts" is missing'),
         (
             {"far": {"prompt": ["a"], "answer": ["b"]}},
             r'evaluate_on\.far: give rows, a path, or \{"prompts": \.\.\., "rewards"',

@@ -541,8 +541,8 @@ def test_trackers_get_metrics_and_completions_as_a_table_where_that_is_asked_for
 
 def test_completions_that_nobody_would_take_are_refused():
     for settings, words in (
-        ({}, "no monitor that takes them is asked for"),
-        ({"also": ["tensorboard"]}, "no monitor that takes them"),
+        ({}, "no monitor receives them"),
+        ({"also": ["tensorboard"]}, "no monitor receives them"),
         ({"wandb": True, "show_every": 0}, "show_every is 0"),
     ):
         with pytest.raises(RecipeError, match=words):

@@ -132,7 +132,7 @@ def show_difficulty_example(run: ShownRun) -> Example:
     size, rate = int(np.median(sizes)), float(right.sum() / sizes.sum())
     return {
         "sentence": f"Of the latest {len(starts)} groups of {size} (from step {int(rows[starts[0]]['step'])} on), {useful} had right and wrong "
-        f"completions, {none} were all wrong and {every} all right. {rate:.0%} of the completions were right. Because prompts differ in "
+        f"completions, {none} were all wrong and {every} all right. {100 * rate:.0f} % of the completions were right. Because prompts differ in "
         "difficulty, more groups are wasted than this single rate suggests.",
         "set": {"p": f"{rate:.2f}", "group_size": str(min(LARGEST, max(2, size)))},
         "links": [("show groups", write_address(f"{run.address}/groups"))],
@@ -224,7 +224,7 @@ def show_clip_example(run: ShownRun) -> Example:
         if region.traits.preference:
             table.append([name, "–", "compares two completions, not a token with its old probability"])
             continue
-        settings = configure_region(region, {}).tell(region)
+        settings = configure_region(region, {}).read_parameters(region)
         leaf_M = policy_M.clone().requires_grad_()
         tokens = Tokens(leaf_M, old_M, sampling_M, advantages_M, row_M, int(row_M.max()) + 1)
         slope_M = torch.autograd.grad(region.call(settings, tokens=tokens).loss_M.sum(), leaf_M)[0]
