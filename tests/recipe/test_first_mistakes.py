@@ -196,7 +196,7 @@ def test_a_device_that_is_not_there_comes_with_one_that_is():
 
 @pytest.mark.parametrize("name", ["../up", "a/b", "/tmp/x", ".", "..", "a\\b", "a\0b"])
 def test_a_run_stays_inside_its_folder(tmp_path, name):
-    with pytest.raises(RunError, match=r"^name: .* is a path; give one word"):
+    with pytest.raises(RunError, match=r"^name: .* is a path; give a plain folder name"):
         RunFolder.create(tiny(tmp_path / "runs", name))
     assert not list(tmp_path.iterdir())
 
