@@ -33,7 +33,7 @@ ENGINES = {
         "decodes in batches with the cache that transformers keeps for the architecture",
         "a quarter of local's tokens per second on a CPU, a twentieth on a GPU",
     ),
-    "hf": EngineEntry("cohort.engine.hf:make_hf", "slow and obvious", "a thirtieth to a hundredth of cached's speed"),
+    "hf": EngineEntry("cohort.engine.hf:make_hf", "the slow reference", "1/30 to 1/100 of the speed of cached"),
     "vllm": EngineEntry(
         "cohort.engine.vllm.engine:make_vllm",
         "vLLM servers elsewhere (sampling.servers), which weights are pushed to",
