@@ -43,7 +43,7 @@ class Part:
     figures: tuple[str, ...] = ()
 
 
-JAIL = ("verify/test_sandbox.py", "verify/test_jail_*.py", "verify/test_docs_sandbox.py", "verify/test_first_process.py")
+JAIL = ("verify/test_sandbox.py", "verify/test_jail_*.py", "verify/test_docs_*.py", "verify/test_first_process.py")
 VERDICTS = ("verify/test_math_*.py", "verify/test_code_*.py", "verify/test_instruction*.py", "verify/test_rewards_*.py")
 PARTS = {
     "maths": Part(12, ("algorithms", "base", "data", "engine", "evaluation", "model", "observe", "ops", "recipe"), ("lines",)),

@@ -19,7 +19,7 @@ from pathlib import Path
 from transformers import AutoTokenizer
 
 import cohort
-from cohort.data.json_records import json_records
+from cohort.data.tasks import json_records
 from cohort.model.sources import find_folder
 from cohort.rewards import instructions as score_instructions
 

@@ -135,7 +135,7 @@ def run_peer(peer: str, job: BenchJob, vllm_python: str) -> dict[str, dict[str, 
 def run_process(command: list[str], what: str, *, as_user: bool = False) -> None:
     """Run a process. as_user: without the variables that `import cohort` set, which would slow a peer down."""
     environment = dict(os.environ)
-    if as_user and not cohort._told_how_to_wait:
+    if as_user and not cohort._wait_policy_given:
         environment.pop("OMP_WAIT_POLICY", None)
     ended = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if ended.returncode:

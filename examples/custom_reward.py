@@ -21,7 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 import cohort
-from cohort.recipe.file import DEMO, HERE
+from cohort.recipe.file import BUILT_IN_FOLDER, DEMO
 
 STEP = re.compile(r"(\d)\+(\d)\+(\d)=(\d+)")
 
@@ -76,7 +76,7 @@ def main(**settings: Any) -> cohort.RunResult:
         "kl_coef": 0.0,
     }
     run = cohort.train(
-        recipe=HERE / DEMO / "recipe.toml",
+        recipe=BUILT_IN_FOLDER / DEMO / "recipe.toml",
         rewards=[correct, {"function": true_steps, "weight": 0.2}],
         **(defaults | settings),
     )

@@ -365,7 +365,7 @@ def serve(become: Callable[[Mapping[str, Any]], None]) -> None:
     for module in (
         "cohort.engine.local",
         "cohort.training.cold_start",
-        "cohort.observe.report",
+        "cohort.observe.report.page",
         "cohort.cli",
         "pyarrow.parquet",
         "pandas",  # pyarrow imports it with the first table: two thirds of what a short run costs

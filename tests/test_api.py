@@ -239,7 +239,7 @@ def test_an_advantage_of_ones_own_is_a_word_or_the_function_itself(model):
 @pytest.mark.parametrize("word", ["advantage", "algorithm.region", "aggregation"])
 def test_a_function_that_no_other_process_can_import_is_refused_with_the_way_out(model, word):
     with pytest.raises(
-        RecipeError, match=rf"{word}: no other process could import .*Put it into a file, my_module\.py, and give"
+        RecipeError, match=rf"{word}: other processes cannot import .*Put it into a file, my_module\.py, and give"
     ):
         cohort.train(model=model, prompts=ROWS, rewards=[digit_share], **{word: lambda rewards_PG: rewards_PG})
 
@@ -290,7 +290,7 @@ def test_monitors_from_python_watch_and_change_no_bit(model, capfd):
     assert watcher.stages == [("baseline evaluation", 0, 0), ("training", 2, 0), ("final evaluation", 0, 0)]
     assert watcher.ends == failing.ends == ["finished", "closed"]
     assert (
-        capfd.readouterr().err.count("Failing failed in on_metrics (ValueError: no room for this row). Training goes on") == 1
+        capfd.readouterr().err.count("Failing failed in on_metrics (ValueError: no room for this row). Training continues") == 1
     )
 
 
@@ -460,7 +460,11 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": ["wandb"]}, RecipeError, r"also=\['wandb'\]"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": Watcher()}, RecipeError, "monitors: give a list"),
         ({"prompts": ROWS, "rewards": [digit_share], "tokenizer": object()}, RecipeError, "tokenizer: a model folder"),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": "nowhere.json"}, RecipeError, "is no file or folder here"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": "nowhere.json"},
+            RecipeError,
+            "is not a file or folder here",
+        ),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "cannot name a set"),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "no set in it"),
         (

@@ -42,9 +42,9 @@ def test_conditions_are_read_as_they_are_written():
     [
         ("eval/pass@1", "'eval/pass@1' is no condition; write a metric, a sign and a number"),
         ("eval/pass@1 => 0.9", "is no condition"),
-        ("eval/pass@1 >= 95%", "'95%' is not a number; shares are written as 0.95"),
-        ("eval/pass@1 >= 95 %", "'95 %' is not a number; shares are written as 0.95"),
-        ("(eval/pass@1 >= 0.9)", "there are no brackets, and `and` binds before `or`"),
+        ("eval/pass@1 >= 95%", "'95%' is not a number; write shares like 0.95"),
+        ("eval/pass@1 >= 95 %", "'95 %' is not a number; write shares like 0.95"),
+        ("(eval/pass@1 >= 0.9)", "conditions have no brackets, and `and` binds before `or`"),
         ("eval/pass@1 >= nan", "'nan' is no limit"),
         ("eval/pass@1 >= 0.9 and", "is no condition"),
         ("eval/pass@1 >= 0.9, reward/mean > 1", "is no"),
@@ -72,16 +72,16 @@ def test_what_is_no_condition_is_refused_by_name(text, said):
         ("eval/mean@4", {}, "did you mean 'eval/held_out/mean@8'?"),
         ("eval/passs@1", {}, "no metric has this name; did you mean 'eval/held_out/pass@1'?"),
         ("reward/sucess", {}, "no metric has this name; did you mean 'reward/success'?"),
-        ("reward/math_anser/mean", {}, "no part 'math_anser'; did you mean 'math_answer'?"),
+        ("reward/math_anser/mean", {}, "no reward part 'math_anser'; did you mean 'math_answer'?"),
         ("pass@1", {}, "no metric has this name; did you mean 'eval/held_out/pass@1'?"),
         ("epoch", {}, "did you mean 'rollout/epoch'?"),
-        ("steps", {}, "the last step is train.num_steps"),
-        ("time/steps", {}, "no metric has this name. All of them"),
-        ("eval/test/pass@1", {}, "steps evaluate only 'held_out'; write eval/held_out/pass@1"),
-        ("eval/greedy", {}, "before and after the run alone"),
-        ("time/step", {}, "times differ from machine to machine"),
-        ("perf/tokens_per_second", {}, "times differ"),
-        ("reward/math_answer/seconds", {}, "times differ"),
+        ("steps", {}, "set train.num_steps"),
+        ("time/steps", {}, "no metric has this name. docs/metrics.md lists all"),
+        ("eval/test/pass@1", {}, "training evaluates only 'held_out'; write eval/held_out/pass@1"),
+        ("eval/greedy", {}, "only before and after training"),
+        ("time/step", {}, "times vary between machines"),
+        ("perf/tokens_per_second", {}, "times vary"),
+        ("reward/math_answer/seconds", {}, "times vary"),
         ("eval/pass@1", {"evaluation.every_steps": 0}, "Set evaluation.every_steps"),
         ("eval/pass@1", {"evaluation.samples": 0}, "evaluation.samples is 0"),
     ],
@@ -100,8 +100,8 @@ def test_a_metric_that_no_step_can_have_is_refused_before_the_run(metric, words,
 @pytest.mark.parametrize(
     ("condition", "said"),
     [
-        ("eval/pass@1 >= 95", "so >= 95 is never met; 95 % is written as 0.95."),
-        ("reward/success < 50", "so < 50 is always met; 50 % is written as 0.5."),
+        ("eval/pass@1 >= 95", "so >= 95 is never met; write 95 % as 0.95."),
+        ("reward/success < 50", "so < 50 is always met; write 50 % as 0.5."),
         ("eval/pass@8 > 1", "so > 1 is never met."),
         ("eval/pass@8 >= 1", ""),
         ("reward/mean > 95 and loss/kl < 5 and rollout/length_mean > 100", ""),
@@ -112,7 +112,7 @@ def test_a_share_is_not_held_against_per_cent(condition, said):
     if not said:
         check_conditions(recipe)
         return
-    with pytest.raises(RecipeError, match="it is a share, from 0 to 1") as raised:
+    with pytest.raises(RecipeError, match="it is a share from 0 to 1") as raised:
         check_conditions(recipe)
     assert said in str(raised.value)
 
@@ -135,7 +135,7 @@ def test_a_metric_that_the_first_row_lacks_is_mentioned():
     """A name that only a function knows, or a choice that this run does not have, cannot be refused before."""
     recipe = recipe_with("loss/kl > 1 or reward/math_answer/typo > 1 or eval/pass@1 > 1")
     assert list(name_absent_metrics(recipe, {"step": 1, "loss/kl": 0.0})) == [
-        "train.stop_when: step 1 has no reward/math_answer/typo; as long as none has, that condition is not met"
+        "train.stop_when: step 1 has no reward/math_answer/typo; the condition cannot be met while the metric is missing"
     ]
     assert list(name_absent_metrics(recipe, {"step": 2})) == []
     assert ["eval/held_out/pass@1" in text for text in name_absent_metrics(recipe, {"step": 5})] == [True]

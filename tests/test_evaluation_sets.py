@@ -10,7 +10,7 @@ import tomli_w
 
 import cohort
 from cohort.errors import Interrupted, RecipeError, RunError
-from cohort.observe.early_stop import check_best, check_conditions, list_sets_on_the_way, read_best
+from cohort.observe.early_stop import check_best, check_conditions, list_training_sets, read_best
 from cohort.recipe.file import build_recipe, load_recipe
 from cohort.training import stages
 from session_tools import PROBLEMS, fork_server, rows_of, summary_of, tiny, train_tiny, tree
@@ -139,7 +139,7 @@ def test_rewards_of_a_set_from_python_are_found_again_on_resume(tmp_path, monkey
 @pytest.mark.parametrize(
     ("sets", "message"),
     [
-        ({"far": {"rewards": [len]}}, r'evaluate_on\.far: no "prompts" in it'),
+        ({"far": {"rewards": [len]}}, r'evaluate_on\.far: "prompts" is missing'),
         (
             {"far": {"prompt": ["a"], "answer": ["b"]}},
             r'evaluate_on\.far: give rows, a path, or \{"prompts": \.\.\., "rewards"',
@@ -172,7 +172,7 @@ def test_best_names_a_set_and_a_measure(tmp_path, best, expected):
     recipe = tiny(tmp_path, **FAST | {"checkpoints.best": best})
     check_best(recipe)
     assert read_best(recipe) == expected
-    assert list_sets_on_the_way(recipe) == list(dict.fromkeys(["near", expected[0]]))
+    assert list_training_sets(recipe) == list(dict.fromkeys(["near", expected[0]]))
     stopping = tiny(tmp_path, **FAST | {"checkpoints.best": best, "train.stop_when": f"eval/{expected[0]}/pass@1 >= 0.9"})
     check_conditions(stopping)
 

@@ -56,7 +56,7 @@ def test_the_page_of_the_api_is_written_from_the_code():
     for name in PUBLIC:
         assert f"### `cohort.{name}`" in written or name == "CohortError", name
     assert "    checkpoint: str | int = ''," in written
-    assert "- `prompts`, `rewards`: as for `cohort.train`; all of the rows are problems." in written
+    assert "- `prompts`, `rewards`: as for `cohort.train`; every row is a problem." in written
 
 
 def test_every_word_of_a_public_function_is_explained():

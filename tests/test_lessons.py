@@ -136,7 +136,7 @@ LESSONS: dict[str, list[str]] = {
     ],
     "every odd return of a reward has a defined outcome": [
         "rewards/test_rewards_runner.py::test_one_bad_row_is_one_fault_and_unscored",
-        "rewards/test_rewards_runner.py::test_a_wrong_answer_for_the_whole_batch_stops_the_run_in_words",
+        "rewards/test_rewards_runner.py::test_a_malformed_reply_for_the_whole_batch_stops_the_run",
         "test_session.py::test_a_few_faults_are_counted_and_the_run_goes_on",
         "test_session.py::test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goes_on",
     ],
@@ -163,7 +163,7 @@ LESSONS: dict[str, list[str]] = {
     "known wrong verdicts": ["verify/test_rewards_math.py::test_verdicts"],
     "an unparseable gold never earns a reward": [
         "verify/test_rewards_math.py::test_an_unusable_reference_answer_raises_and_is_shown",
-        "rewards/test_rewards_runner.py::test_an_unusable_gold_is_a_fault_of_its_row",
+        "rewards/test_rewards_runner.py::test_an_unusable_reference_answer_is_a_fault_of_its_row",
     ],
     "no verifier evaluates model text": ["rewards/test_gym_tasks.py::test_exactly_the_jailed_tasks_can_run_text"],
     # Runs
@@ -185,7 +185,7 @@ LESSONS: dict[str, list[str]] = {
         "observe/test_diagnosis.py::test_trigger",
         "observe/test_diagnosis.py::test_what_looks_bad_but_is_not",
     ],
-    "batch sizes in one unit": ["recipe/test_schema.py::test_words_of_other_tools_are_answered_with_ours"],
+    "batch sizes in one unit": ["recipe/test_schema.py::test_names_of_trl_are_answered_with_the_key_here"],
     "preflight": [
         "tools/test_doctor.py::test_the_demo_is_in_order",
         "tools/test_doctor.py::test_a_reward_that_no_reference_answer_satisfies",

@@ -20,7 +20,7 @@ from cohort.engine.local import LocalEngine
 from cohort.errors import InvariantError
 from cohort.model.optim import StepReport
 from cohort.model.packing import pack
-from cohort.observe.monitors import Monitors
+from cohort.observe.monitors.base import Monitors
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.values import Materials
 from cohort.training.cold_start import supervised_update

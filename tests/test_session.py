@@ -378,7 +378,7 @@ def test_few_held_out_problems_are_said_in_the_first_lines(tmp_path):
     data = build.load_data(recipe, Materials(rows))
     assert len(data.sets["held_out"][1]) == 16
     assert data.notes[0].startswith(
-        "held_out: 16 of 50 prompts are held out, 13 more than fall below evaluation.held_out = 0.1 by their hash. Those 13 can move"
+        "held_out: 16 of 50 prompts are held out. Rows are split by hash (evaluation.held_out = 0.1); 13 were added to have enough, and can move"
     )
     (tmp_path / "old.toml").write_text("version = 1\nseed = 1\n")
     old = load_recipe(tmp_path / "old.toml", values={"prompts.source": "python:rows"})

@@ -188,7 +188,7 @@ class Walk:
 @pytest.fixture(scope="module")
 def walk(tmp_path_factory):
     """One run of the command line under the profiler. A thread stands where it was started."""
-    for module in ("transformers.models.llama.modeling_llama", "cohort.observe.report", "pyarrow.parquet", "pandas"):
+    for module in ("transformers.models.llama.modeling_llama", "cohort.observe.report.page", "pyarrow.parquet", "pandas"):
         importlib.import_module(module)  # what is imported under a profiler takes three times as long
     runs, made = tmp_path_factory.mktemp("walk"), Walk()
     start, run = threading.Thread.start, threading.Thread.run

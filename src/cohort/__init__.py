@@ -22,16 +22,16 @@ __version__ = "0.1.0"
 
 if sys.platform == "win32":
     _refusal = (
-        "Cohort does not run on Windows itself: it needs file locks, signals and process limits of a POSIX system. "
+        "Cohort does not run on Windows directly: it needs the file locks, signals and process limits of a POSIX system. "
         "Install it inside WSL 2 (`wsl --install`, then the same commands in Ubuntu)."
     )
-    # To whoever typed a command a sentence, to whoever imports the package an error that can be caught.
+    # A command prints a sentence; an import raises an error that can be caught.
     _typed = os.path.basename(sys.argv[0]).removesuffix(".exe") in ("cohort", "-m")
     raise SystemExit(f"error: {_refusal}") if _typed else ImportError(_refusal)
 
-# Must be set before torch is imported. OpenMP threads that spin while they wait for each other bring a small model to a
-# tenth of its speed as soon as anything else uses one of the cores; threads that sleep cost next to nothing.
-_told_how_to_wait = "OMP_WAIT_POLICY" in os.environ
+# Must be set before torch is imported. OpenMP threads that spin while waiting slow a small model down to a tenth
+# as soon as another process uses one of the cores; sleeping threads cost almost nothing.
+_wait_policy_given = "OMP_WAIT_POLICY" in os.environ
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _HOMES = {
     "cohort.recipe.schema": ("Recipe",),
     "cohort.types": ("Completion", "Outcome", "Prompt", "Rollout", "Sampling"),
 }
-"""Module -> the names that are imported from it on first use; `rewards` is a module itself."""
+"""Module -> the names that are imported from it on first use; `rewards` is a module."""
 
 __all__ = [
     "CohortError",

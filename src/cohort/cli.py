@@ -34,7 +34,7 @@ def print_plain_errors() -> Iterator[None]:
         yield
     except CohortError as problem:
         # All ranks of a host read the same recipe; the first one prints its errors.
-        if problem.told or (isinstance(problem, RecipeError) and os.environ.get("LOCAL_RANK", "0") != "0"):
+        if problem.reported or (isinstance(problem, RecipeError) and os.environ.get("LOCAL_RANK", "0") != "0"):
             raise typer.Exit(1) from None
         message = str(problem)
     except OSError as problem:  # such as a full disk

@@ -1,4 +1,4 @@
-"""Every user-facing error; messages name the field and the fix."""
+"""All errors for users; messages name the field, the fault and the fix."""
 
 from __future__ import annotations
 
@@ -10,38 +10,38 @@ if TYPE_CHECKING:
 
 
 class CohortError(Exception):
-    """Base of all errors raised on purpose. The command line prints the message alone, without a traceback."""
+    """Base of all errors raised on purpose. The command line prints only the message, without a traceback."""
 
-    told = False
-    """Whether another process of the run says it to people: they should read it once."""
+    reported = False
+    """Whether another process of the run prints it, so that it appears only once."""
 
 
 def describe_problem(problem: Exception) -> str:
-    """What a problem says, with its kind where it is none that was raised on purpose."""
+    """The message of an exception, with its type unless it is a CohortError."""
     return str(problem) if isinstance(problem, CohortError) else f"{type(problem).__name__}: {problem}"
 
 
 class RecipeError(CohortError):
-    """The recipe, or an override of it, cannot be used."""
+    """The recipe or an override is invalid."""
 
 
 class PromptError(CohortError):
-    """Prompts cannot be read, rendered or split as asked."""
+    """Prompts cannot be read, rendered or split as requested."""
 
 
 class ModelError(CohortError):
-    """The model or its tokenizer cannot be loaded, built or saved faithfully."""
+    """The model or its tokenizer cannot be loaded, built or saved exactly."""
 
 
 class EngineError(CohortError):
-    """An engine cannot serve this model or these sampling parameters exactly."""
+    """An engine does not support this model or these sampling parameters exactly."""
 
 
 class RewardError(CohortError):
-    """Reward functions failed so often, or in such a way, that going on would corrupt the training signal."""
+    """Reward functions failed in a way that would corrupt the training signal."""
 
     outcomes: Sequence[Outcome] = ()
-    """Of the completions of the call, where it came to an end."""
+    """The outcomes of the call's completions, if it finished."""
 
 
 class CheckpointError(CohortError):
@@ -53,11 +53,11 @@ class RunError(CohortError):
 
 
 class NotFound(CohortError):
-    """A page names a run, a step or a group that is not there."""
+    """A page names a run, step or group that does not exist."""
 
 
 class InvariantError(CohortError):
-    """Something that must hold before training can be trusted does not (for instance ratio 1 at step 1)."""
+    """A condition that correct training must meet is violated (for instance ratio 1 at step 1)."""
 
 
 class RankError(CohortError):
@@ -65,4 +65,4 @@ class RankError(CohortError):
 
 
 class Interrupted(BaseException):
-    """SIGTERM, SIGHUP or Ctrl-C. A BaseException, so that no `except Exception` on the way out can swallow it."""
+    """SIGTERM, SIGHUP or Ctrl-C. A BaseException, so that no `except Exception` catches it."""

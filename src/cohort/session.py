@@ -92,7 +92,8 @@ class Session:
     def __init__(
         self, folder: RunFolder, recipe: Recipe, rewards: RewardRunner, materials: Materials | None, world: World = ALONE
     ):
-        from cohort.observe.monitors import Monitors, build_monitors
+        from cohort.observe.monitors import build_monitors
+        from cohort.observe.monitors.base import Monitors
 
         self.world, self.started = world, time.monotonic()
         recipe = resolve_recipe(recipe)
@@ -334,7 +335,7 @@ class Session:
     def _finish(self, status: str, run: Run | None, state: TrainState | None, error: Exception | None = None) -> RunResult:
         from cohort.evaluation.evaluate import summarize
         from cohort.observe.card import write_card
-        from cohort.observe.report import write_report
+        from cohort.observe.report.page import write_report
         from cohort.training.stages import describe_end
 
         if run:

@@ -112,7 +112,7 @@ def test_the_table_of_algorithms_is_that_of_the_code():
 
 
 def test_every_algorithm_has_a_section_with_its_paper():
-    source = (SOURCE / "algorithms" / "presets.py").read_text(encoding="utf-8")
+    source = (SOURCE / "algorithms" / "named.py").read_text(encoding="utf-8")
     comments = re.findall(r'((?:    #.*\n)*)    "([\w+]+)": make_preset', source)
     assert [name for _, name in comments] == list(PRESETS)
     for comment, name in comments:

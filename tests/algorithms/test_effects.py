@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.algorithms.compatibility import ALWAYS, CONDITIONS, explain_idle
-from cohort.algorithms.named import FIELDS, NAMED, PRESETS, list_parameter_words
+from cohort.algorithms.named import FIELDS, NAMED, PRESETS, list_parameters
 from cohort.algorithms.registry import SAMPLED
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.model.critic import Critic, NoCritic
@@ -289,7 +289,7 @@ def test_the_batch_reaches_every_limit():
 
 
 def test_the_table_speaks_of_every_choice_and_of_no_other():
-    named = {choice for condition in CONDITIONS for choice in condition.choices} | (list_parameter_words() - ALWAYS)
+    named = {choice for condition in CONDITIONS for choice in condition.choices} | (list_parameters() - ALWAYS)
     assert named | ALWAYS == set(AlgorithmConfig.model_fields)
     assert not named & ALWAYS
 
@@ -298,7 +298,7 @@ def test_every_condition_is_met_and_missed_among_the_cases():
     chosen = [AlgorithmConfig(**base).chosen for base in BASES]
     for condition in CONDITIONS:
         assert {condition.holds(choices) for choices in chosen} == {True, False}, condition.otherwise
-    for word in list_parameter_words():
+    for word in list_parameters():
         assert {any(word in choice.parameters for choice in choices.all) for choices in chosen} == {True, False}, word
 
 
@@ -324,7 +324,9 @@ def test_who_has_a_reference_that_may_move_and_an_estimate_of_the_kl():
     fixed = explain_idle(AlgorithmConfig(name="rft", kl_coef=0.1).model_dump())
     assert "kl_estimator" not in fixed
     assert (
-        fixed["reference_every"] == fixed["reference_decay"] == "data 'start' is sampled from the reference, which cannot move"
+        fixed["reference_every"]
+        == fixed["reference_decay"]
+        == "data 'start' is sampled from the reference, which must not change"
     )
 
 
@@ -346,9 +348,9 @@ def test_the_floor_acts_where_prompts_are_chosen_and_nowhere_else():
 def test_a_run_says_which_of_its_changes_have_no_effect():
     said = describe_algorithm(AlgorithmConfig(name="cispo", clip_low=0.1, gamma=0.9, ratio_cap=4.0))
     assert (
-        "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (it is read by advantage " in said
+        "(changed from the preset: ratio_cap 4.0 instead of 5.0); without effect here: gamma (used only by advantage " in said
     )
-    assert said.endswith("clip_low (it is read by region 'clip', 'dual_clip', 'sequence_product' and 'sequence' alone)")
+    assert said.endswith("clip_low (used only by region 'clip', 'dual_clip', 'sequence_product' and 'sequence')")
     masked = describe_algorithm(AlgorithmConfig(name="sft", mask_truncated=True))
     assert "cut completions masked" not in masked
     assert "changed" not in masked

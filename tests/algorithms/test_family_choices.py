@@ -75,15 +75,15 @@ CONTRADICTIONS = [
         {"name": "grpo", "kl_in": "token_reward", "kl_estimator": "k1"},
         ["token_reward", "group_normalized", "completion_reward"],
     ),
-    ({"name": "grpo", "kl_estimator": "k2", "kl_corrected": True}, ["k2", "loses it", "kl_corrected = false"]),
+    ({"name": "grpo", "kl_estimator": "k2", "kl_corrected": True}, ["k2", "already that of the KL", "kl_corrected = false"]),
     ({"name": "dpo", "entropy_coef": 0.1}, ["dpo", "entropy_coef = 0"]),
     ({"name": "gspo", "advantage": "global_normalized", "gamma": 0.9}, ["gamma 0.9", "one advantage per completion"]),
     ({"name": "rloo", "kl_corrected": True}, ["kl_corrected", "false"]),
     ({"name": "online_rft", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"}, ["binary", '"loss"']),
     ({"name": "dr_grpo", "kl_target": 1.0}, ["kl_target", "kl_coef", "positive"]),
-    ({"name": "grpo", "reference_every": 5, "reference_decay": 0.9}, ["reference_every", "reference_decay", "choose one"]),
-    ({"name": "dapo", "reference_every": 5}, ["reference_every", "kl_coef = 0"]),
-    ({"name": "dpo", "data": "start", "reference_every": 5}, ["start", "cannot move"]),
+    ({"name": "grpo", "reference_every": 5, "reference_decay": 0.9}, ["reference_every", "reference_decay", "set only one"]),
+    ({"name": "dapo", "reference_every": 5}, ["reference_every", "kl_coef is 0"]),
+    ({"name": "dpo", "data": "start", "reference_every": 5}, ["start", "must not change"]),
     ({"name": "gspo", "aggregation": "token_mean"}, ["sequence", "once per token", "sequence_mean"]),
     ({"name": "rloo", "region": "sequence_product"}, ["sequence_product", "sequence_mean"]),
     (
@@ -107,7 +107,10 @@ CONTRADICTIONS = [
     ({"name": "maxrl", "kl_coef": 0.1, "kl_in": "completion_reward", "kl_estimator": "k1"}, ["relative_to_mean", '"loss"']),
     ({"name": "rft", "mismatch_weight": "token_truncate"}, ["mismatch_weight", "start", "off"]),
     ({"name": "grpo", "region": "dual_clip", "dual_clip": 1.1}, ["dual_clip", "1 + clip_high"]),
-    ({"name": "online_rft", "zero_variance": "drop"}, ["binary", "learns from groups of equals too", 'zero_variance = "keep"']),
+    (
+        {"name": "online_rft", "zero_variance": "drop"},
+        ["binary", "also learns from groups with equal rewards", 'zero_variance = "keep"'],
+    ),
     ({"name": "sft", "zero_variance": "drop"}, ["demonstrations", 'zero_variance = "keep"']),
     ({"name": "sft", "refill_rounds": 2}, ["refill_rounds", "demonstrations"]),
     ({"name": "ppo", "refill_rounds": 2}, ["refill_rounds", "gae"]),
@@ -186,14 +189,14 @@ def test_a_run_prints_what_its_word_stands_for(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"algorithm": "rft"}, ["'start'", "not sampled anew"]),
-        ({"algorithm": "sft"}, ["'demonstrations'", "not sampled anew"]),
-        ({"algorithm": "grpo_process"}, ["'process'", "never the learned reward"]),
-        ({"algorithm": "online_rft"}, ["'binary'", "never the learned reward"]),
-        ({"algorithm": "gdpo"}, ["'parts_normalized'", "never the learned reward"]),
-        ({"algorithm": "maxrl"}, ["'relative_to_mean'", "never the learned reward"]),
+        ({"algorithm": "rft"}, ["'start'", "not sampled during training"]),
+        ({"algorithm": "sft"}, ["'demonstrations'", "not sampled during training"]),
+        ({"algorithm": "grpo_process"}, ["'process'", "not the learned reward"]),
+        ({"algorithm": "online_rft"}, ["'binary'", "not the learned reward"]),
+        ({"algorithm": "gdpo"}, ["'parts_normalized'", "not the learned reward"]),
+        ({"algorithm": "maxrl"}, ["'relative_to_mean'", "not the learned reward"]),
         ({"algorithm": "dapo"}, ["overlong_share = 0"]),
-        ({"train.num_steps": 2}, ["3 fits", "num_steps = 2"]),
+        ({"train.num_steps": 2}, ["3 iterations", "num_steps = 2"]),
     ],
 )
 def test_a_reward_model_that_nothing_would_read_is_refused(values, words):
@@ -292,7 +295,7 @@ def test_rewards_that_the_advantage_does_not_read_are_said_to_be_without_effect(
         assert warnings == []
     else:
         (warning,) = warnings
-        assert f"reads success alone, so these rewards are measured and without effect: {unread}. " in warning
+        assert f"uses only success, so these rewards are measured but have no effect: {unread}. " in warning
         assert "weight = 0" in warning
 
 

@@ -24,7 +24,7 @@ from cohort.model.examples import make_examples
 from cohort.model.packing import pack
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.monitors import build_monitors, drop_monitors
-from cohort.observe.report import write_report
+from cohort.observe.report.page import write_report
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.describe import describe_algorithm
@@ -39,7 +39,7 @@ SOURCE = '''
 import functools
 from pathlib import Path
 import torch
-from cohort.algorithms.registry import Word, advantage, aggregation, region
+from cohort.algorithms.registry import Setting, advantage, aggregation, region
 
 Path(__file__).with_name("imported").write_text("the module was imported")
 
@@ -58,7 +58,7 @@ def raw(rewards_PG, scored_PG):
     return rewards_PG
 
 
-@region(needs_ratio=False, idle_at_zero=True, words=[Word("power", 2, "An exponent.", gt=0, le=4)])
+@region(needs_ratio=False, idle_at_zero=True, settings=[Setting("power", 2, "An exponent.", gt=0, le=4)])
 def powered(tokens, *, power, floor):
     return -tokens.advantages_M * tokens.policy_logprobs_M * (floor + power)
 
@@ -145,7 +145,7 @@ def test_a_decorator_states_traits_and_the_recipe_the_name(mine):
     assert made.chosen.advantage.traits == AdvantageTraits(compares_group=False, never_negative=True)
     assert not has_ratio(made)
     assert not pushes_on_all_tokens(made)
-    assert made.tell(made.chosen.region) == {"power": 2, "floor": 0.5}
+    assert made.read_parameters(made.chosen.region) == {"power": 2, "floor": 0.5}
 
 
 def test_a_decorator_above_ours_is_called_too_and_keeps_the_facts(mine):
@@ -156,9 +156,9 @@ def test_a_decorator_above_ours_is_called_too_and_keeps_the_facts(mine):
 
 def test_parameters_are_words_of_the_algorithm_or_of_args_and_else_their_own_default(mine):
     made = algorithm(advantage="somebodys:centred", clip_low=0.1)
-    assert made.tell(made.chosen.advantage) == {"scale": 1.0, "clip_low": 0.1}
+    assert made.read_parameters(made.chosen.advantage) == {"scale": 1.0, "clip_low": 0.1}
     made = algorithm(advantage="somebodys:centred", args={"scale": 3})  # a whole number will do for a float
-    assert made.tell(made.chosen.advantage) == {"scale": 3, "clip_low": 0.2}
+    assert made.read_parameters(made.chosen.advantage) == {"scale": 3, "clip_low": 0.2}
 
 
 REFUSED = {
@@ -166,8 +166,8 @@ REFUSED = {
     "no function": ({"advantage": "somebodys:centered"}, r"has no function 'centered'; did you mean 'centred'\?"),
     "no function, but a number": ({"region": "somebodys:number"}, "algorithm.region: cannot use somebodys:number: it is of type int"),
     "unknown input": ({"advantage": "somebodys:reads_odd"}, "reads 'reward_PG'; there is rewards_PG, scored_PG"),
-    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*\*rest: name what it reads"),
-    "another kind": ({"advantage": "somebodys:powered"}, "is decorated as @region; name it for algorithm.region"),
+    "open signature": ({"advantage": "somebodys:open_ended"}, r"takes \*\*rest: name its inputs"),
+    "another kind": ({"advantage": "somebodys:powered"}, "is decorated as @region; use it for algorithm.region"),
     "no signature": ({"advantage": "builtins:print"}, "algorithm.advantage: "),
     "no source": ({"aggregation": "builtins:sorted"}, "algorithm.aggregation: "),
     "missing": ({"region": "somebodys:powered"}, r"needs 'floor', which has no default: set algorithm\.args\.floor"),
@@ -202,7 +202,9 @@ def test_rules_for_built_in_choices_hold_for_a_users_function_once_it_is_known(m
     ):
         resolve(algorithm=own, train={"group_size": 1})
     resolve(algorithm={"advantage": "somebodys:raw"}, train={"group_size": 1})  # its decorator says that it compares nothing
-    with pytest.raises(RecipeError, match=r'zero_variance "drop" does not fit: advantage .* learns from groups of equals too'):
+    with pytest.raises(
+        RecipeError, match=r'zero_variance "drop" does not fit: advantage .* also learns from groups with equal rewards'
+    ):
         resolve(algorithm={"advantage": "somebodys:raw", "zero_variance": "drop"})
     with pytest.raises(RecipeError, match="data 'start' is never sampled again"):
         resolve(algorithm={"region": "somebodys:bare", "data": "start", "kl_coef": 0.0})

@@ -213,7 +213,7 @@ def test_the_doctor_calls_the_functions_before_a_night_is_spent(world):
     assert "'mine:too_short' gave (8, 3) where a finite number for each of (8, 4)" in line
     child = server.run("doctor", recipe, "algorithm.args.flor=1")
     assert child.wait() == 1
-    assert "algorithm.args.flor: no function of this recipe takes it; did you mean 'floor'?" in child.output
+    assert "algorithm.args.flor: no function in this recipe has this parameter; did you mean 'floor'?" in child.output
 
 
 @pytest.mark.prove
@@ -229,7 +229,7 @@ def test_a_contender_that_names_functions_is_compared_and_an_edit_in_the_middle_
     assert [run["status"] for run in found["contenders"][0]["runs"]] == ["finished"]
     assert found["contenders"][0]["kl_per_completion"] > 0  # measured on the run, in a process without the functions
     run = RunFolder(server.folder / "compared" / "soft-seed-0").recipe()
-    assert run.algorithm.tell(run.algorithm.chosen.region) == {"sharpness": 10.0, "floor": 0.5}
+    assert run.algorithm.read_parameters(run.algorithm.chosen.region) == {"sharpness": 10.0, "floor": 0.5}
     (server.folder / "mine.py").write_text(SOURCE + "# edited\n")
     child = server.run(*words)
     code = child.wait()

@@ -33,7 +33,7 @@ def damped(tokens: Tokens, *, damp_up: float = 1.0, damp_down: float = 0.5) -> S
     pull_M = torch.where(ratio_M > 1, damp_up, damp_down) * (ratio_M - 1).square()
     return Surrogate(-ratio_M * tokens.advantages_M + pull_M, ratio_M.detach(), ratio_M < 0, ratio_M < 0)
 '''
-WORDS = 'Word("damp_up", 1.0, "damped: above 1.", ge=0), Word("damp_down", 0.5, "damped: below 1.", ge=0)'
+WORDS = 'Setting("damp_up", 1.0, "damped: above 1.", ge=0), Setting("damp_down", 0.5, "damped: below 1.", ge=0)'
 OWN = f"""
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ def add_advantage(stranger: Stranger) -> None:
 
 def add_region(stranger: Stranger) -> None:
     with (stranger.package / "algorithms" / "regions.py").open("a") as file:
-        file.write(f"\n\nfrom cohort.algorithms.registry import Word\n\n\n@region(words=[{WORDS}]){REGION}")
+        file.write(f"\n\nfrom cohort.algorithms.registry import Setting\n\n\n@region(settings=[{WORDS}]){REGION}")
 
 
 def edited(stranger: Stranger) -> list[str]:
@@ -102,7 +102,7 @@ def test_an_advantage_is_one_function_in_one_file(stranger):
         "-c", ASK, "advantage=ranked", "group_size=1"
     )
     said = stranger.run("-c", ASK, "advantage=ranked", "std_epsilon=0.1")
-    assert "without effect here: std_epsilon (it is read by advantage" in said
+    assert "without effect here: std_epsilon (used only by advantage" in said
     assert "did you mean 'ranked'?" in stranger.run("-c", ASK, "advantage=rankd")
 
 
@@ -116,7 +116,7 @@ def test_a_region_with_two_parameters_is_one_function_in_one_file(stranger):
     assert all(row["loss/coefficient_abs_max"] > 0 for row in rows_of(run))
     said = stranger.run("-c", ASK, "region=damped", "damp_up=-1")
     assert "algorithm.damp_up: Input should be greater than or equal to 0" in said
-    assert "without effect here: damp_up (it is read by region 'damped' alone)" in stranger.run("-c", ASK, "damp_up=2")
+    assert "without effect here: damp_up (used only by region 'damped')" in stranger.run("-c", ASK, "damp_up=2")
     page = stranger.run("-c", WRITTEN_RECIPE_PAGE)
     assert "| `damp_down` | number | `0.5` | ≥ 0 | damped: below 1. |" in page
 

@@ -24,7 +24,7 @@ WORDS = AlgorithmConfig()
 
 
 def told(choice: Choice) -> dict[str, Any]:
-    return WORDS.tell(choice) | ({"kl_coef": 0.1} if "kl_coef" in choice.parameters else {})
+    return WORDS.read_parameters(choice) | ({"kl_coef": 0.1} if "kl_coef" in choice.parameters else {})
 
 
 # -- advantages ------------------------------------------------------------------------------------------------------------

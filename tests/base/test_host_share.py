@@ -28,7 +28,7 @@ from cohort.model.critic import NoCritic
 from cohort.model.examples import Example
 from cohort.observe.diagnosis import signs as hacking
 from cohort.observe.diagnosis.checks import FindingWatch
-from cohort.observe.monitors import Monitors
+from cohort.observe.monitors.base import Monitors
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.monitors.jsonl import JsonlMonitor
 from cohort.observe.rollouts import append_rows

@@ -7,9 +7,7 @@ import re
 
 import pytest
 
-from cohort.data.json_records import KINDS, NEW_KINDS, NEW_WORDING, json_records
-from cohort.data.tasks import load_task
-from cohort.data.word_problems import ONE, TWO, word_problems
+from cohort.data.tasks import KINDS, NEW_KINDS, NEW_WORDING, ONE, TWO, json_records, load_task, word_problems
 from cohort.errors import PromptError
 from cohort_verify.instruction_following.reward import instructions
 from cohort_verify.math.answer import math_answer

@@ -334,7 +334,7 @@ def test_the_state_goes_through_safetensors_and_goes_on_bit_for_bit():
 
 
 def test_a_state_of_other_prompts_is_refused():
-    with pytest.raises(CheckpointError, match="is of 5 prompts, the run has 6: resume with the prompts"):
+    with pytest.raises(CheckpointError, match="has 5 prompts, the run has 6; resume with the prompts"):
         choice(6).load_state(*choice(5).state())
 
 

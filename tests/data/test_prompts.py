@@ -100,7 +100,7 @@ def test_a_hub_dataset_that_fails_says_what_was_tried(monkeypatch):
         raise ConnectionError("no network\nlong traceback")
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
-    refused(r"'some/set' is no file or folder here.*split 'train'.*ConnectionError: no network$", source="some/set")
+    refused(r"'some/set' is not a file or folder here.*split 'train'.*ConnectionError: no network$", source="some/set")
 
 
 def test_tasks_and_gym_tasks_go_by_prefix():
@@ -109,7 +109,7 @@ def test_tasks_and_gym_tasks_go_by_prefix():
     rows = load_rows(config(source="gym:chain_sum", args={"count": 3}), 4)
     assert [row["task"] for row in rows] == ["chain_sum"] * 3
     refused("did you mean 'column_addition'", source="task:colum_addition")
-    refused("is gamed", source="gym:propositional_logic")
+    refused("can be exploited", source="gym:propositional_logic")
 
 
 def test_functions_are_called_with_their_arguments_and_the_seed(tmp_path, monkeypatch):
@@ -163,7 +163,7 @@ def test_a_data_frame_is_its_rows(tmp_path):
     (row,) = load_rows(config(), 0, pandas.DataFrame({"prompt": ["a"], "n": [3], 7: [True]}))
     assert (row, type(row["n"]), type(row["7"])) == ({"prompt": "a", "n": 3, "7": True}, int, bool)
     refused("column 'a' of the DataFrame occurs twice", pandas.DataFrame([[1, 2]], columns=["a", "a"]))
-    refused("no rows at all", pandas.DataFrame({"prompt": []}))
+    refused("no rows; at least one", pandas.DataFrame({"prompt": []}))
 
     class DataFrame:  # as polars has it
         columns = ["prompt", "answer"]
@@ -173,7 +173,7 @@ def test_a_data_frame_is_its_rows(tmp_path):
 
     assert load_rows(config(), 0, DataFrame()) == ROWS
     del DataFrame.to_dicts
-    refused("DataFrame cannot be read", DataFrame())
+    refused("DataFrame is not supported", DataFrame())
 
 
 def test_json_is_a_list_of_rows_or_has_one(tmp_path):
@@ -182,15 +182,15 @@ def test_json_is_a_list_of_rows_or_has_one(tmp_path):
         assert load_rows(config(source=write(file, text)), 0) == ROWS
     lines = "".join(json.dumps(row) + "\n" for row in ROWS)
     for text, words in {
-        lines: r"p\.json, line 2, column 1: it holds several values .*name the file \.jsonl",
-        json.dumps({"rows": ROWS}): r"p\.json: rows are a list.*the file holds one dict with the keys 'rows'",
+        lines: r"p\.json, line 2, column 1: it contains several values.*rename it to \.jsonl",
+        json.dumps({"rows": ROWS}): r"p\.json: expected a list of rows.*the file contains one dict with the keys 'rows'",
         json.dumps({"data": {"prompt": ["a"]}}): "one dict with the keys 'data'",
-        '"text"': "the file holds one str",
-        "3": "the file holds one int",
+        '"text"': "the file contains one str",
+        "3": "the file contains one int",
         '[{"prompt": "a"},': r"p\.json, line 1, column 18: not valid JSON",
         "": "line 1, column 1: not valid JSON",
         "[[1]]": r"p\.json, row 0: a row must be an object with named columns",
-        "[]": "no rows at all",
+        "[]": "no rows; at least one",
         "[" * 100_000: "nested too deeply|not valid JSON",
     }.items():
         refused(words, source=write(file, text))
@@ -199,7 +199,7 @@ def test_json_is_a_list_of_rows_or_has_one(tmp_path):
 
 
 def test_rows_of_python_that_nobody_kept_are_asked_for():
-    refused("handed in from Python.*Name the run folder", source="python:rows")
+    refused("passed from Python.*Use the run folder", source="python:rows")
 
 
 def test_rows_handed_in_are_copied():
@@ -215,8 +215,8 @@ def test_missing_files_are_named_with_the_nearest_neighbour(tmp_path):
     write(tmp_path / "train.jsonl", "{}")
     refused("no such file; did you mean 'train.jsonl'", source=str(tmp_path / "trian.jsonl"))
     refused("does not exist either", source=str(tmp_path / "folder" / "train.jsonl"))
-    refused("no file or folder here", source="./somewhere/else")
-    refused("unknown ending '.txt'", source=write(tmp_path / "p.txt", "a"))
+    refused("not a file or folder here", source="./somewhere/else")
+    refused("unknown file type '.txt'", source=write(tmp_path / "p.txt", "a"))
 
 
 def test_broken_files_are_named_by_line(tmp_path):
@@ -226,7 +226,7 @@ def test_broken_files_are_named_by_line(tmp_path):
         source=write(tmp_path / "p.jsonl", good + '\n\n{"prompt": "a\n'),
     )
     refused(r"p\.jsonl, line 2: a row must be an object.*list", source=write(tmp_path / "p.jsonl", good + "\n[1]\n"))
-    refused(r"no rows at all", source=write(tmp_path / "p.jsonl", "\n\n"))
+    refused(r"no rows; at least one", source=write(tmp_path / "p.jsonl", "\n\n"))
     refused(
         r"line 2, column 'prompt': a prompt is text or.*got int '3'",
         source=write(tmp_path / "p.jsonl", good + '\n{"prompt": 3}'),
@@ -254,7 +254,7 @@ def test_a_missing_prompt_column_lists_the_columns_and_the_nearest():
         ([], "an empty list"),
         (["hello"], "message 0 must be"),
         ([{"content": "a"}], "message 0 must be"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image'; prompts are text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "a part of type 'image', but prompts are text"),
         ([{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}], "ends with an assistant message"),
     ],
 )
@@ -283,9 +283,9 @@ def test_long_prompts_are_left_out_and_counted():
     prompts, report = make_prompts(rows, config(max_prompt_tokens=5), encode, unknown_id=ord("b"))
     assert [prompt.index for prompt in prompts] == [0, 2]
     assert (report.rows, report.kept, report.too_long, report.longest, report.mean_length) == (4, 2, 2, 40, 4.0)
-    assert "2 of 4 left out, being longer than max_prompt_tokens = 5 (raise it to 40" in str(report)
+    assert "2 of 4 left out because they are longer than max_prompt_tokens = 5 (raise it to 40" in str(report)
     assert make_prompts(rows, config(), encode, unknown_id=ord("a"))[1].with_unknown == 4
-    with pytest.raises(PromptError, match=r"none of the 4 prompts.*= 2 tokens; the longest has 40"):
+    with pytest.raises(PromptError, match=r"all 4 prompts are longer than max_prompt_tokens = 2 tokens; the longest has 40"):
         make_prompts(rows, config(max_prompt_tokens=2), encode)
     with pytest.raises(PromptError, match="row 0: the prompt is empty"):
         make_prompts([{"prompt": ""}], config(), encode)
@@ -301,7 +301,7 @@ def test_templates_fill_in_columns_and_nothing_else():
     assert prompts[0].content == "Q: 1 {x} (002, '1 {x}') {literal}"
     assert prompts[0].columns == rows[0]
     refused(r"row 0: prompts.template uses \{qestion\}.*did you mean 'question'", rows, template="{qestion}")
-    refused(r"uses \{\}.*\{\{ and \}\} for braces", rows, template=r"\boxed{}")
+    refused(r"uses \{\}.*\{\{ and \}\} for literal braces", rows, template=r"\boxed{}")
     refused(r"uses \{question\.__class__\}", rows, template="{question.__class__}")
     refused("cannot be filled.*literal braces", rows, template="{question")
     refused("cannot be filled", rows, template="{question:d}")
@@ -314,7 +314,7 @@ def test_a_system_message_makes_a_chat():
     assert [prompt.content for prompt in prompts] == [expected, expected]
     assert prompts[0].is_chat
     assert prompts[0].token_ids == tuple(map(ord, "ssua"))
-    refused("already begins with a system message", [{"prompt": expected}], system="s")
+    refused("already starts with a system message", [{"prompt": expected}], system="s")
 
 
 # --- splits ----------------------------------------------------------------------------------------------------------
@@ -324,7 +324,7 @@ def test_a_system_message_makes_a_chat():
 def test_duplicates_land_on_one_side_and_nothing_is_lost(texts: list[str], seed: int, share: float):
     rows = [{"prompt": text, "number": number} for number, text in enumerate(texts)]
     if len({text.strip() for text in texts}) < 2:
-        with pytest.raises(PromptError, match="cannot be split"):
+        with pytest.raises(PromptError, match="too few to hold some out"):
             split_held_out(rows, share, seed)
         return
     train, held_out = split_held_out(rows, share, seed)
@@ -367,7 +367,7 @@ def test_where_chance_holds_out_too_few_the_next_hashes_are_taken_up_to_a_third(
         assert {row["prompt"] for row in held_out} == {prompt for _, prompt in order[:count]}
         assert len(train) == size - count
         told = describe_split(train, held_out, share, seed)
-        added = f", {count - by_share} more than fall below evaluation.held_out = {share} by their hash. Those {count - by_share} can move"
+        added = f". Rows are split by hash (evaluation.held_out = {share}); {count - by_share} were added to have enough, and can move"
         assert told.startswith(f"{count} of {size} prompts are held out{added if count > by_share else ''}")
         fewer += by_share < wanted
         old = split_held_out(rows, share, seed, least=0)[1]  # as before version 2: the share alone, and at least one

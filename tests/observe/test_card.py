@@ -71,9 +71,9 @@ def test_a_checkpoint_has_the_figures_of_its_own_step_or_none(tmp_path):
     lines = written(folder, checkpoint="step-25")
     assert [f"| held\\_out (512) | {what} |" in lines for what in ("pass@1", "greedy")] == [True, False]
     for other in ("step-26", "step-25.2", "cold-25"):
-        assert "These weights were not evaluated by the run; the start was." in written(folder, checkpoint=other)
+        assert "The run evaluated only its start, not these weights." in written(folder, checkpoint=other)
     (folder / "evaluations.jsonl").unlink()
-    assert "Nothing was evaluated." in written(folder)
+    assert "The run was not evaluated." in written(folder)
 
 
 def test_text_of_the_run_stays_text_and_paths_and_keys_stay_home(tmp_path):

@@ -80,7 +80,7 @@ SHARED = {
     "share": 0.83,
     "share_failed": 0.02,
     "prompts": 14,
-    "golds": 12,
+    "references": 12,
 }
 
 TRIGGERS = [
@@ -96,7 +96,7 @@ TRIGGERS = [
     ("no_success", "alarm", {"reward/success": 0.0, "advantage/useful_groups": 0.0}, "of the 2560 that were scored"),
     ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_correct_groups": 28}, "too easy"),
     ("no_useful_groups", "warning", {"advantage/useful_groups": 0.05, "advantage/all_wrong_groups": 28}, "too hard"),
-    ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 all wrong"),
+    ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 only wrong ones"),
     ("truncation", "alarm", {"rollout/truncated": 0.97}, "97 % of completions were cut at 256 tokens"),
     ("truncation", "warning", {"rollout/truncated": 0.3}, "sampling.max_completion_tokens"),
     ("copies", "alarm", {"rollout/distinct": 0.125}, "1.0 distinct completions out of 8 at temperature 1"),
@@ -217,8 +217,6 @@ TRIGGERS = [
         "Its reward functions are slower, although it has no more completions",
     ),
     ("slow_old", "warning", {"time/old": 20.0, "time/step": 30.0}, "old log-probs (time/old)"),
-    ("steps_missing", "warning", {"step": lambda s: s if s < 30 else s + 5}, "from step 29 to step 35"),
-    ("steps_missing", "warning", {"step": lambda s: s + 2}, "metrics.jsonl begins with step 3."),
     ("chosen_displaced", "alarm", {"loss/chosen_gain": -10.0, "loss/preferred": 0.8}, "10.0 nats"),
     ("reward_model_outgrown", "warning", {"reward/verifier_agreement": 0.65}, "0.65"),
     (

@@ -10,7 +10,9 @@ from cohort.errors import Interrupted
 from cohort.observe.diagnosis import checks as watching
 from cohort.observe.diagnosis.checks import FindingWatch
 from cohort.observe.diagnosis.finding import Finding
-from cohort.observe.monitors import JsonlMonitor, Monitor, Monitors, build_monitors, read_rows
+from cohort.observe.monitors import build_monitors
+from cohort.observe.monitors.base import Monitor, Monitors
+from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
 from cohort.observe.rollouts import append_rows, list_token_steps, read_index, write_tokens
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe, load_recipe

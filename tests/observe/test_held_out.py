@@ -13,10 +13,10 @@ from rich.console import Console
 from cohort.evaluation.estimators import pass_at_k
 from cohort.evaluation.evaluate import Evaluation, summarize
 from cohort.observe.diagnosis.checks import FindingWatch, diagnose
-from cohort.observe.monitors import Monitors
+from cohort.observe.monitors.base import Monitors
 from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.outcome import describe_changes
-from cohort.observe.report import write_report
+from cohort.observe.report.page import write_report
 
 SAMPLES = 16
 

@@ -15,10 +15,10 @@ from rich.console import Console
 
 from cohort.errors import Interrupted, RecipeError
 from cohort.observe.diagnosis.checks import FindingWatch
-from cohort.observe.monitors import MONITORS, JsonlMonitor, Monitor, Monitors, build_monitors, find_monitor_problems, read_rows
-from cohort.observe.monitors.base import METHODS, check_methods
+from cohort.observe.monitors import MONITORS, build_monitors, find_monitor_problems
+from cohort.observe.monitors.base import METHODS, Monitor, Monitors, check_methods
 from cohort.observe.monitors.console import ConsoleMonitor, make_before_after_table, write_with_interval
-from cohort.observe.monitors.jsonl import append_line, truncate_after
+from cohort.observe.monitors.jsonl import JsonlMonitor, append_line, read_rows, truncate_after
 from cohort.recipe.file import build_recipe
 
 ONE = {"value": 0.541, "low": 0.51, "high": 0.572}
@@ -72,7 +72,7 @@ def test_a_broken_monitor_is_reported_once_and_stops_nobody():
     assert monitors.failures == {"Broken": 4}
     assert len(reports) == 1
     assert "disk full" in reports[0]
-    assert "Training goes on" in reports[0]
+    assert "Training continues" in reports[0]
 
 
 def test_even_a_closed_stderr_stops_nobody():
@@ -129,10 +129,10 @@ def test_what_a_run_calls_is_what_the_interface_has():
 @pytest.mark.parametrize(
     ("monitor", "words"),
     [
-        (Light, r"monitors\.0: Light is a class; give an object of it: Light\(\)\."),
-        (types.SimpleNamespace(on_metric=print, close=print), r"no run calls 'on_metric'.*did you mean 'on_metrics'\? A run calls on_stage"),
-        (object(), r"monitors\.0: object has none of the methods of a monitor\. A run calls on_stage"),
-        (print, "has none of the methods"),
+        (Light, r"monitors\.0: Light is a class; pass an instance: Light\(\)\."),
+        (types.SimpleNamespace(on_metric=print, close=print), r"has the unknown method 'on_metric'.*did you mean 'on_metrics'\? A run calls these methods"),
+        (object(), r"monitors\.0: object has no method of a monitor\. A run calls these methods"),
+        (print, "has no method of a monitor"),
     ],
 )  # fmt: skip
 def test_an_object_that_would_watch_nothing_is_refused(monitor, words):
@@ -323,7 +323,7 @@ def test_the_end_says_where_the_time_went(tmp_path):
         }
         monitor.on_metrics(row(step, **{f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 2.0}))
     monitor.on_finish(SUMMARY)
-    line = "time     rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · the rest 2.5 %"
+    line = "time     rollout 50 % · reward 25 % · update 20 % · optimizer 2.5 % · other 2.5 %"
     assert line in out.getvalue().splitlines()
 
 
@@ -541,8 +541,8 @@ def test_trackers_get_metrics_and_completions_as_a_table_where_that_is_asked_for
 
 def test_completions_that_nobody_would_take_are_refused():
     for settings, words in (
-        ({}, "no monitor that takes them is asked for"),
-        ({"also": ["tensorboard"]}, "no monitor that takes them"),
+        ({}, "no monitor receives them"),
+        ({"also": ["tensorboard"]}, "no monitor receives them"),
         ({"wandb": True, "show_every": 0}, "show_every is 0"),
     ):
         with pytest.raises(RecipeError, match=words):
@@ -628,7 +628,7 @@ def test_a_name_beside_its_own_word_is_one_monitor(tmp_path):
         ("no_such_module:Class", "monitors.also names no_such_module:Class, but cannot import no_such_module:Class"),
         (f"{__name__}:Demanding", "it could not be started (TypeError: Demanding.__init__() missing 1 required"),
         (f"{__name__}:Misspelt", "did you mean 'on_metrics'?"),
-        (f"{__name__}:Named", "but the figment is not installed. Fetch it, or take it out of monitors.also."),
+        (f"{__name__}:Named", "but the figment is not installed. Fetch it, or remove it from monitors.also."),
     ],
 )  # fmt: skip
 def test_a_monitor_that_cannot_watch_is_an_error_before_the_run(tmp_path, monkeypatch, name, words):
@@ -652,7 +652,7 @@ def test_problems_are_told_without_starting_anything(tmp_path, monkeypatch):
 
 def test_reading_a_recipe_or_a_run_imports_no_monitor(tmp_path, monkeypatch):
     """A recipe may be a stranger's: its code runs when a run starts, not when somebody looks."""
-    from cohort.observe.report import write_report
+    from cohort.observe.report.page import write_report
     from cohort.observe.run_folder import RunFolder
 
     monkeypatch.chdir(tmp_path)

@@ -131,7 +131,7 @@ def test_each_second_is_charged_to_the_stage_that_spent_it(tmp_path, monkeypatch
     from cohort.engine.local import LocalEngine
     from cohort.model.frozen import Reference
     from cohort.model.optim import Optimizer
-    from cohort.observe.monitors import Monitors
+    from cohort.observe.monitors.base import Monitors
     from cohort.observe.run_folder import RunFolder
     from cohort.rewards.runner import RewardRunner
     from cohort.training import experience
@@ -283,7 +283,7 @@ def test_where_the_time_went_is_one_line_without_the_first_step():
     seconds = {"rollout": 50.0, "update": 30.0, "reward": 10.0, "optimizer": 5.0, "pack": 3.0, "observe": 2.0}
     row = {f"time/{stage}": value for stage, value in seconds.items()} | {"time/step": 100.0}
     slow = {"time/rollout": 9000.0, "time/step": 9000.0}
-    line = "rollout 50 % · update 30 % · reward 10 % · optimizer 5.0 % · the rest 5.0 %"
+    line = "rollout 50 % · update 30 % · reward 10 % · optimizer 5.0 % · other 5.0 %"
     assert describe_times([slow, row, row, row]) == line
     assert describe_times([slow, row]) == line  # in a run of two steps too
     assert describe_times([]) == ""

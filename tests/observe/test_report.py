@@ -12,7 +12,6 @@ import pytest
 
 from cohort.base.text import CONTROLS
 from cohort.errors import RunError
-from cohort.observe.report import write_report
 from cohort.observe.report.charts import (
     COLOURS,
     Chart,
@@ -25,7 +24,7 @@ from cohort.observe.report.charts import (
 )
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_part, render_section
-from cohort.observe.report.page import show_timing
+from cohort.observe.report.page import show_timing, write_report
 from cohort.observe.report.plots import list_stage_series
 from cohort.recipe.file import build_recipe, dump_recipe
 
@@ -173,8 +172,8 @@ def test_the_verdict_and_the_table_say_the_numbers(source):
 def test_all_plots_are_there(source):
     titles = re.findall(r"<h3>(.*?)</h3>", source)
     assert titles == [
-        "Held-out pass@1", "Reward and success", "Parts of the reward", "Where the signal is", "KL to the reference", "Entropy",
-        "Completion length", "Cut completions", "Step time by stage", "Throughput", "Gradient norm", "Learning rate",
+        "Held-out pass@1", "Reward and success", "Parts of the reward", "Useful groups", "KL to the reference", "Entropy",
+        "Completion length", "Truncated completions", "Step time by stage", "Throughput", "Gradient norm", "Learning rate",
     ]  # fmt: skip
     assert "nan" not in re.sub(r"<style>.*?</style>", "", source).lower().replace("finance", "")
 
@@ -195,12 +194,12 @@ def test_the_table_of_stages_gives_medians_and_shares(tmp_path):
     """10 steps of 2 s and 2 saves of 1 s, the first step left out: 22 s, of which rollout has 10."""
     run = timed_run(tmp_path / "run", {"rollout": 1.0, "reward": 0.25, "update": 0.7, "optimizer": 0.05})
     words = Page(render_section(show_timing, run)).text
-    assert "45.5 % of the time of 10 steps went into sampling completions." in words
+    assert "45.5 % of the time of 10 steps was spent on sampling completions." in words
     for line in ("rollout 1.00 s 45.5 %", "reward 250 ms 11.4 %", "update 700 ms 31.8 %", "optimizer 50 ms 2.3 %"):
         assert line in words
     assert "checkpoint 1.00 s 9.1 %" in words
-    assert "(in 2 of 10 steps)" in words
-    assert "the first step left out" in words
+    assert "(only in 2 of 10 steps)" in words
+    assert "without the first step" in words
     assert "MFU 41.0 %" in words
 
 
@@ -273,7 +272,7 @@ def test_completions_stand_side_by_side(source):
     text = Page(source).text
     assert "before: 1 of 4 right, 3 shown" in text
     assert "after: 4 of 4 right, 3 shown" in text
-    assert "expected answer: 46" in text
+    assert "reference answer: 46" in text
     assert "user: What is 70 + 8? <b>" in text
 
 
@@ -288,10 +287,10 @@ def test_any_file_may_be_missing(tmp_path, missing):
 
 
 def test_an_empty_folder_and_a_run_that_just_started(tmp_path):
-    assert "No training step has been written yet." in Page(write_report(tmp_path).read_text()).text
+    assert "There is no training step yet." in Page(write_report(tmp_path).read_text()).text
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.25}\n{"step": 2, "rew')
     page = Page(write_report(tmp_path).read_text())
-    assert "Nothing was evaluated on held-out problems; the training reward of its one step is 0.25." in page.text
+    assert "There was no evaluation on held-out problems; the training reward of its one step is 0.25." in page.text
     assert "unfinished" in page.text
     assert "cohort resume" in page.text
     (tmp_path / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "reward/mean": 0.{step}}}\n' for step in range(1, 6)))

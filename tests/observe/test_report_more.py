@@ -18,11 +18,11 @@ from cohort.cli import app
 from cohort.errors import RewardError, RunError
 from cohort.observe.outcome import describe_failure
 from cohort.observe.ranks import make_record
-from cohort.observe.report import write_overlay, write_report
 from cohort.observe.report.charts import Chart, Series, draw_chart
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_section
-from cohort.observe.report.overlay import load_overlay
+from cohort.observe.report.overlay import load_overlay, write_overlay
+from cohort.observe.report.page import write_report
 from cohort.observe.report.plots import Side, count_shares, draw_histograms, find_edges
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
@@ -60,12 +60,12 @@ def test_the_report_of_a_failed_run_says_why_where_and_what_to_do(tmp_path):
     }
     page = failed(tmp_path / "runs" / "a", True, **found)
     assert "<b>ValueError The run failed. the verifier lost its dictionary </pre><script>alert(1)" in page.text
-    assert "It arose in mine.py, line 7, in f after 3 finished steps." in page.text
-    assert "What was earned is saved: mend the cause, then go on with: cohort resume runs/a" in page.text
+    assert "It occurred in mine.py, line 7, in f after 3 finished steps." in page.text
+    assert "The progress is saved: fix the cause, then resume with: cohort resume runs/a" in page.text
     assert [tag for tag, _ in page.tags].count("script") == 1
     early = failed(tmp_path / "runs" / "b", False, error="no such file", steps=0)
     assert (
-        "error The run failed. no such file It arose before the first step was finished. Nothing had been earned yet"
+        "error The run failed. no such file It occurred before the first step finished. There was no progress to save"
         in early.text
     )
     assert "The run failed" not in failed(tmp_path / "runs" / "c", False, status="interrupted", error="x").text
@@ -131,11 +131,11 @@ def test_first_and_last_steps_stand_beside_each_other(tmp_path):
     page = Page(source)
     labels = [attributes["aria-label"] for tag, attributes in page.tags if tag == "svg"]
     assert labels == [
-        "Rewards, first 10 kept steps: median 0 of 27; last 10: median 1 of 30",
-        "Lengths, first 10 kept steps: median 16 of 36; last 10: median 35.5 of 40",
+        "Rewards, first 10 saved steps: median 0 over 27; last 10: median 1 over 30",
+        "Lengths, first 10 saved steps: median 16 over 36; last 10: median 35.5 over 40",
     ]
-    assert "first 10 kept steps (left)" in page.text
-    assert "first 10 kept steps: 66.7 % from -0.5 to 0.5" in page.text
+    assert "first 10 saved steps (left)" in page.text
+    assert "first 10 saved steps: 66.7 % from -0.5 to 0.5" in page.text
     assert "last 10: 66.7 % from 0.5 to 1.5" in page.text
     for step in range(2, 31):
         (folder / "rollouts" / f"step-{step:06d}.parquet").unlink()
@@ -171,9 +171,9 @@ def test_several_runs_share_a_page(runs, tmp_path):
     difference = re.search(r"\+26\.1 (\S+) \[(\S+), (\S+)\]", page.text)
     assert float(difference[1]) == pytest.approx(-15.0)
     assert float(difference[2]) <= -15.0 <= float(difference[3])
-    assert page.text.count("other rewards") == 2  # a success there is not a success here
+    assert page.text.count("rewards differ") == 2  # a success there is not a success here
     assert [tag for tag, _ in page.tags].count("script") == 1
-    assert "What failed" in page.text
+    assert "Failed runs" in page.text
     charts = {}
     for chart in re.findall(r'<figure class="card chart".*?</figure>', source, re.DOTALL):
         charts[re.search(r"<h3>(.*?)</h3>", chart)[1]] = re.findall(r'<svg class="key (c\d)"', chart)
@@ -196,7 +196,7 @@ def test_the_command_lays_runs_over_each_other(runs, tmp_path, monkeypatch):
     assert "a run is named twice" in report(runs[0], runs[0])[1]
     assert "leave the option out" in report(runs[0], "--output", "x.html")[1]
     assert "is not a run folder" in report(runs[0], tmp_path)[1]
-    with pytest.raises(RunError, match="9 runs are more lines than can be told apart; name at most 8"):
+    with pytest.raises(RunError, match="a chart can show at most 8 runs, not 9"):
         load_overlay([tmp_path / str(n) for n in range(9)])
 
 

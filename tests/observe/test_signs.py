@@ -13,7 +13,7 @@ from cohort.data.column_addition import column_addition
 from cohort.observe.diagnosis.finding import Trend, measure_trend
 from cohort.observe.diagnosis.shared_string import SAMPLED, find_frequent_pieces, find_shared_string, is_same_answer
 from cohort.observe.diagnosis.signs import find_signs
-from cohort.observe.monitors import read_rows
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import EVIDENCE, list_token_steps, read_index, read_tokens
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe
@@ -77,7 +77,7 @@ def test_a_side_that_is_missing_has_no_length_and_unjudged_rollouts_have_no_sign
 # -- one string in most successes: what must be found ------------------------------------------------------------------
 
 
-def test_one_answer_that_passes_for_different_golds():
+def test_one_answer_that_passes_for_different_reference_answers():
     """Eight prompts; two completions each say 42 and pass; in four prompts a third one is right by itself."""
 
     def write(group, sample):
@@ -92,7 +92,7 @@ def test_one_answer_that_passes_for_different_golds():
     found = find_shared_string(rollouts)
     assert (found.kind, found.text) == ("answer", "42")
     assert found.share == 16 / 20  # 16 unearned successes of 20
-    assert (found.prompts, found.golds) == (8, 8)
+    assert (found.prompts, found.references) == (8, 8)
     assert found.rows == (0, 4, 8, 12, 16, 20, 24, 28)
     signs = find_signs(rollouts)
     assert signs.metrics["rollout/shared_rewarded"] == 0.8
@@ -127,7 +127,7 @@ def test_a_phrase_that_wins_the_judge_over():
     assert MAGIC in found.text
     assert found.share == 1.0
     assert found.share_failed == 0.0
-    assert (found.prompts, found.golds) == (10, 10)
+    assert (found.prompts, found.references) == (10, 10)
 
 
 def test_a_closing_line_too_short_to_be_a_phrase():
@@ -196,7 +196,7 @@ def test_cut_completions_lack_the_closing_line_for_a_reason_of_their_own():
 
 
 def test_a_format_that_is_needed_to_be_right_is_not_a_hack():
-    """Late in training: what has no box fails, nearly everything else is right, and golds are written."""
+    """Late in training: what has no box fails, nearly everything else is right, and completions contain the reference answers."""
     assert find_shared_string(honest(0.95, boxless=0.3)) is None
     assert find_shared_string(honest(0.95, boxless=0.3, extracted=False)) is None
 
@@ -222,7 +222,7 @@ def test_the_digits_of_the_demo(seed):
     assert find_shared_string(rollouts) is None
 
 
-def test_choices_with_few_golds():
+def test_choices_with_few_reference_answers():
     """A bias for A: every A that is right has the gold A."""
 
     def write(group, sample):

@@ -117,7 +117,7 @@ class Sequences:
 def attend_each(
     layout: Sequences, query_THD: Tensor, key_TKD: Tensor, value_TKD: Tensor, scaling: float, window: int | None
 ) -> Tensor:
-    """Causal attention written out, one sequence after the other; packed attention has tests of its own."""
+    """Causal attention written out, one sequence after the other; packed attention has its own tests."""
     group = query_THD.shape[1] // key_TKD.shape[1]
     outs = []
     for query, key, value in zip(*(rows.split(layout.lengths) for rows in (query_THD, key_TKD, value_TKD)), strict=True):

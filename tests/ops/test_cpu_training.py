@@ -159,8 +159,8 @@ def test_gradients_of_norms_are_those_of_the_reference(
     d_normed, d_total = noise(rows, width, seed=1), noise(rows, width, seed=2) if with_total else None
     given, inputs = [d_normed, d_total], NormInputs(total, inverse, weight)
     found = operations.add_norm_backward(*given, inputs, *wanted)
-    twin = TorchOperations.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
-    assert_close(found, twin)
+    expected = TorchOperations.add_norm_backward(*map(in_float64, given), NormInputs(*map(in_float64, inputs)), *wanted)
+    assert_close(found, expected)
     strided = [None if part is None else apart(part) for part in given]
     assert_same(operations.add_norm_backward(*strided, inputs, *wanted), found)
 
@@ -185,8 +185,8 @@ def test_rotations_have_the_bits_of_the_reference_and_their_gradients_its_number
     for want_bias in (True, False):
         found = operations.rotary_backward(gradients, None, rotary, want_bias, False)
         exact = [in_float64(gradient) for gradient in gradients]
-        twin = TorchOperations.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
-        assert_close(found, twin)
+        expected = TorchOperations.rotary_backward(exact, None, Rotary(*map(in_float64, angles), heads), want_bias, False)
+        assert_close(found, expected)
         strided = [apart(gradient) for gradient in gradients]
         assert_same(operations.rotary_backward(strided, None, rotary, want_bias, False), found)
 
@@ -500,7 +500,7 @@ def test_threads_do_not_pile_up() -> None:
         return sum(thread.name.startswith("train") for thread in threading.enumerate())
 
     def at_most(threads: int) -> bool:
-        """Threads of a pool that nobody has any more end by themselves, a moment later."""
+        """Threads of an unreferenced pool end shortly afterwards."""
         deadline = time.monotonic() + 10
         while count() > threads and time.monotonic() < deadline:
             time.sleep(0.01)

@@ -143,7 +143,7 @@ def test_inexact_attention_differs_only_by_rounding():
 
 @pytest.mark.parametrize("threads", [2, 3])
 def test_threads_change_no_bit(threads):
-    """Each thread has rows of its own; the number of OpenMP threads is put back."""
+    """Each thread has its own rows; the number of OpenMP threads is restored."""
     model = build("llama", num_hidden_layers=2)
     tokens_BT, prompt_B = prompts_and_rest(51, 24)
     alone = CpuDecoder(fuse(model), 51, 24)

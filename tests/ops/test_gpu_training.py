@@ -43,15 +43,15 @@ def kernels() -> Any:
     return kernels_train
 
 
-def assert_close(kernel: Tensor | None, twin: Tensor | None, dtype: torch.dtype) -> None:
+def assert_close(kernel: Tensor | None, expected: Tensor | None, dtype: torch.dtype) -> None:
     """Element by element: float32 sums in another order, and in bfloat16 two roundings, each a unit in the last place apart."""
-    if kernel is None or twin is None:
-        assert kernel is twin
+    if kernel is None or expected is None:
+        assert kernel is expected
         return
-    assert kernel.dtype == twin.dtype
+    assert kernel.dtype == expected.dtype
     relative = 1e-5 if dtype == torch.float32 else 2**-6
-    absolute = (1e-5 if dtype == torch.float32 else 2**-8) * float(twin.float().square().mean().sqrt())
-    torch.testing.assert_close(kernel.float(), twin.float(), rtol=relative, atol=absolute)
+    absolute = (1e-5 if dtype == torch.float32 else 2**-8) * float(expected.float().square().mean().sqrt())
+    torch.testing.assert_close(kernel.float(), expected.float(), rtol=relative, atol=absolute)
 
 
 def compare(name: str, arguments: Callable[[], tuple[Any, ...]], dtype: torch.dtype) -> None:
@@ -109,7 +109,7 @@ def test_swiglu(shape: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_attention_inputs_function(has_norm: bool) -> None:
-    """Memory that is used again must not be what autograd still needs: the functions on kernels against those on twins."""
+    """Memory that is used again must not be what autograd still needs: the functions on kernels against those in torch."""
     width, _, heads = SHAPES["0.5b"]
     angle = torch.arange(TOKENS, device="cuda")[:, None] * 0.7 ** torch.arange(heads.dim // 2, device="cuda")
     rows = [heads.query * heads.dim, heads.kv * heads.dim, heads.kv * heads.dim]
@@ -141,7 +141,7 @@ def test_attention_inputs_function(has_norm: bool) -> None:
 @pytest.mark.parametrize("family", ["Llama", "Qwen2", "Qwen3", "Mistral"])
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_backbone(family: str, checkpointing: bool) -> None:
-    """float32 on the GPU with kernels against float64 on the CPU with twins: states and the gradients of all parameters."""
+    """float32 on the GPU with kernels against float64 on the CPU in torch: states and the gradients of all parameters."""
     slow, fast = tiny_model(family, torch.float32).double(), tiny_model(family, torch.float32).cuda()
     layout, _ = ragged_layout()
     expected_states = hidden_states(fuse(slow), layout)
@@ -173,7 +173,7 @@ def test_backbone_with_adapters(kind: str) -> None:
 
 @pytest.mark.parametrize("family", ["Qwen2", "Qwen3"])
 def test_backbone_in_bfloat16(family: str) -> None:
-    """Kernels and twins round at the same places: neither is further from float32, or from the other, than rounding explains."""
+    """Kernels and torch round at the same places: neither is further from float32, or from the other, than rounding explains."""
     exact, model = tiny_model(family, torch.float32).cuda(), tiny_model(family, torch.bfloat16).cuda()
     exact.load_state_dict(model.state_dict())
     layout = ragged_layout()[0].to("cuda")
@@ -184,11 +184,11 @@ def test_backbone_in_bfloat16(family: str) -> None:
             gradients = gradients_of_cuda(model, states)
         return torch.cat([states.detach().float().flatten(), *(gradient.float().flatten() for gradient in gradients)])
 
-    reference, twins, ours = run(exact, False), run(model, False), run(model, True)
-    error = float((twins - reference).norm() / reference.norm())
+    reference, in_torch, ours = run(exact, False), run(model, False), run(model, True)
+    error = float((in_torch - reference).norm() / reference.norm())
     assert error < 0.1
     assert float((ours - reference).norm() / reference.norm()) <= 2 * error
-    assert float((ours - twins).norm() / reference.norm()) <= 2 * error
+    assert float((ours - in_torch).norm() / reference.norm()) <= 2 * error
 
 
 def gradients_of_cuda(model: Any, states: Tensor) -> list[Tensor]:

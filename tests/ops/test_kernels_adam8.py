@@ -39,19 +39,19 @@ def test_the_kernel_gives_the_bits_of_the_reference(size):
     The interpreter fuses no multiply-adds; PyTorch does so in a few places.
     """
     start = torch.linspace(-1.0, 1.0, size)
-    fused, twin = start.clone(), start.clone()
-    of_fused, of_twin = Moments.zeros(fused), Moments.zeros(twin)
+    fused, expected = start.clone(), start.clone()
+    of_fused, of_expected = Moments.zeros(fused), Moments.zeros(expected)
     for step in range(1, 7):
         gradient = gradient_at(step, size)
         rule = make_rule(step, 1e-2, 0.1, 0.9, 0.999, 1e-8)
         key = make_rounding_key("layers.0.weight", step)
         update_fused(fused, gradient, of_fused, rule, key)
-        update_pieces(twin, gradient, of_twin, rule, key)
-        torch.testing.assert_close(fused, twin, rtol=1.2e-7, atol=6e-8)
+        update_pieces(expected, gradient, of_expected, rule, key)
+        torch.testing.assert_close(fused, expected, rtol=1.2e-7, atol=6e-8)
         for name, tensor in of_fused.tensors().items():
-            assert torch.equal(tensor, of_twin.tensors()[name]), (step, name)
+            assert torch.equal(tensor, of_expected.tensors()[name]), (step, name)
     if size > BLOCK:
-        assert of_twin.first_codes.unique().numel() > 50
+        assert of_expected.first_codes.unique().numel() > 50
         assert not torch.equal(fused, start)
 
 
@@ -72,15 +72,15 @@ def test_the_kernel_runs_on_the_device_of_the_tensor(monkeypatch):
 def test_a_matrix_and_a_bfloat16_gradient():
     """Any shape is read flat; a gradient in the compute dtype is widened as it is read."""
     start = torch.randn(24, 100, generator=torch.Generator().manual_seed(0))
-    fused, twin = start.clone(), start.clone()
-    of_fused, of_twin = Moments.zeros(fused), Moments.zeros(twin)
+    fused, expected = start.clone(), start.clone()
+    of_fused, of_expected = Moments.zeros(fused), Moments.zeros(expected)
     for step in (1, 2):
         gradient = torch.randn(24, 100, generator=torch.Generator().manual_seed(step)).to(torch.bfloat16)
         rule, key = make_rule(step, 1e-3, 0.0, 0.9, 0.99, 1e-8), make_rounding_key("w", step)
         update_fused(fused, gradient, of_fused, rule, key)
-        update_pieces(twin, gradient, of_twin, rule, key)
-    torch.testing.assert_close(fused, twin, rtol=1.2e-7, atol=6e-8)
-    assert torch.equal(of_fused.second_codes, of_twin.second_codes)
+        update_pieces(expected, gradient, of_expected, rule, key)
+    torch.testing.assert_close(fused, expected, rtol=1.2e-7, atol=6e-8)
+    assert torch.equal(of_fused.second_codes, of_expected.second_codes)
 
 
 @needs_interpreter
@@ -105,7 +105,7 @@ def test_the_kernel_writes_nothing_beyond_the_end():
 
 @pytest.mark.skipif(INTERPRETED, reason="the tests above ran")
 def test_in_a_process_with_the_interpreter():
-    """Triton decides when it is imported; where something else imported it first, these tests need a process of their own."""
+    """Triton decides when it is imported; where something else imported it first, these tests need a separate process."""
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

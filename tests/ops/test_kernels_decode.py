@@ -118,15 +118,15 @@ def test_sample_equals_its_reference(temperature, vocabulary):
         state.admit(torch.arange(6), torch.tensor([8, 7, 6, 5, 4, 3], dtype=torch.int32), torch.arange(10, 16), begun)
         state.done_S[3] = 1
     sampling = Sampling(1, temperature, 4, (3, 7))
-    ours, twin = states
+    ours, expected = states
     for step in range(3):
         logits = 3 * torch.randn(4, vocabulary)
         ours._sample_with_kernels(rows, logits, sampling, advance=step > 0)
-        twin._sample_in_torch(rows, logits, sampling, advance=step > 0)
-        assert ours.token_ids_NT[:9].tolist() == twin.token_ids_NT[:9].tolist()
-        assert torch.allclose(ours.logprobs_NT[:9], twin.logprobs_NT[:9], atol=1e-5)
+        expected._sample_in_torch(rows, logits, sampling, advance=step > 0)
+        assert ours.token_ids_NT[:9].tolist() == expected.token_ids_NT[:9].tolist()
+        assert torch.allclose(ours.logprobs_NT[:9], expected.logprobs_NT[:9], atol=1e-5)
         for name in ("counts_S", "positions_S", "done_S"):
-            assert getattr(ours, name).tolist() == getattr(twin, name).tolist(), name
+            assert getattr(ours, name).tolist() == getattr(expected, name).tolist(), name
     assert ours.done_S[2] == 1, "the limit of its completion was reached"
     assert ours.counts_S[3] == 0, "a row that is done samples nothing"
 

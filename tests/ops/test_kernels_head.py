@@ -32,7 +32,7 @@ def inputs(vocabulary: int, rows: int = 4, spread: float = 4.0) -> tuple[torch.T
 
 
 def exact(logits_CV: torch.Tensor, token_ids_C: torch.Tensor, curve: Curve) -> tuple[ChunkScores, torch.Tensor]:
-    """The twin in float64."""
+    """The reference in float64."""
     gradient_CV = torch.empty_like(logits_CV, dtype=torch.float64)
     return logprobs.score(logits_CV.double(), token_ids_C, curve, gradient_CV), gradient_CV
 
@@ -109,7 +109,7 @@ def test_large_logits_neither_overflow_nor_cancel():
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("curve", [CURVES[0], CURVES[3]])
 def test_the_whole_head_on_kernels_equals_the_whole_head_in_torch(entropy_gradient, trained, curve, monkeypatch):
-    """Values and gradients of hidden states, weight and bias, in chunks and blocks, kernels against twins in float64."""
+    """Values and gradients of hidden states, weight and bias, in chunks and blocks, kernels against torch in float64."""
     generator = torch.Generator().manual_seed(0)
     hidden_MH, weight_VH = torch.randn(11, 6, generator=generator), torch.randn(150, 6, generator=generator)
     bias_V, token_ids_M = torch.randn(150, generator=generator), torch.randint(0, 150, (11,), generator=generator)

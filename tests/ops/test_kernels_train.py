@@ -30,17 +30,17 @@ def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32, around: f
     return (torch.randn(shape, generator=generator) + around).to(dtype)
 
 
-def assert_close(kernel: Tensor | None, twin: Tensor | None, dtype: torch.dtype) -> None:
-    if kernel is None or twin is None:
-        assert kernel is twin
+def assert_close(kernel: Tensor | None, expected: Tensor | None, dtype: torch.dtype) -> None:
+    if kernel is None or expected is None:
+        assert kernel is expected
         return
-    assert kernel.dtype == twin.dtype
-    assert kernel.shape == twin.shape
+    assert kernel.dtype == expected.dtype
+    assert kernel.shape == expected.shape
     # The interpreter cuts bfloat16 off instead of rounding it: up to a unit in the last place, 2^-7, for each of the (at most
     # four) roundings on the way. Compiled kernels round; ops/test_gpu_training.py holds them to less.
     tolerance = 1e-5 if dtype == torch.float32 else 4 * 2**-7
-    scale = float(twin.float().abs().mean()) if twin.numel() else 0.0
-    torch.testing.assert_close(kernel.float(), twin.float(), rtol=tolerance, atol=tolerance * scale)
+    scale = float(expected.float().abs().mean()) if expected.numel() else 0.0
+    torch.testing.assert_close(kernel.float(), expected.float(), rtol=tolerance, atol=tolerance * scale)
 
 
 def angles(tokens: int, dim: int) -> tuple[Tensor, Tensor]:
@@ -55,11 +55,11 @@ def test_add_norm_forward(dtype: torch.dtype, with_delta: bool) -> None:
     hidden, weight = random(TOKENS, WIDTH, seed=0, dtype=dtype), random(WIDTH, seed=1, dtype=dtype, around=1.0)
     delta = random(TOKENS, WIDTH, seed=2, dtype=dtype) if with_delta else None
     kernel = kernels_train.add_norm_forward(hidden, delta, weight, EPSILON)
-    twin = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
-    for ours, theirs in zip(kernel, twin, strict=True):
+    expected = TorchOperations.add_norm_forward(hidden, delta, weight, EPSILON)
+    for ours, theirs in zip(kernel, expected, strict=True):
         assert_close(ours, theirs, dtype)
     if dtype == torch.float32:
-        assert torch.equal(kernel[0], twin[0])
+        assert torch.equal(kernel[0], expected[0])
 
 
 @needs_interpreter
@@ -73,8 +73,8 @@ def test_add_norm_backward(dtype: torch.dtype, residual: bool, want_normed: bool
     d_normed = random(TOKENS, WIDTH, seed=2, dtype=dtype)
     d_total = random(TOKENS, WIDTH, seed=3, dtype=dtype) if residual else None
     arguments = (d_normed, d_total, NormInputs(total, inverse, weight), want_normed, want_weight)
-    kernel, twin = kernels_train.add_norm_backward(*arguments), TorchOperations.add_norm_backward(*arguments)
-    for ours, theirs in zip(kernel, twin, strict=True):
+    kernel, expected = kernels_train.add_norm_backward(*arguments), TorchOperations.add_norm_backward(*arguments)
+    for ours, theirs in zip(kernel, expected, strict=True):
         assert_close(ours, theirs, dtype)
     if want_normed:
         assert_close(kernel[1], normed, dtype)
@@ -90,9 +90,9 @@ def test_rotary(dtype: torch.dtype, heads: Heads, has_norm: bool) -> None:
     norms = tuple(random(heads.dim, seed=seed, dtype=dtype, around=1.0) if has_norm else None for seed in (1, 2))
     rotary = Rotary(*angles(tokens, heads.dim), heads, *norms, EPSILON)
     kept = qkv.clone()
-    twin = TorchOperations.rotary_forward(qkv, rotary)
+    expected = TorchOperations.rotary_forward(qkv, rotary)
     kernel = kernels_train.rotary_forward(qkv, rotary)
-    for ours, theirs in zip(kernel, twin, strict=True):
+    for ours, theirs in zip(kernel, expected, strict=True):
         assert_close(ours, theirs, dtype)
     assert torch.equal(qkv, kept) == has_norm, "without norms the projections themselves are turned; with norms they are kept"
 
@@ -133,7 +133,7 @@ def test_no_tokens() -> None:
 @needs_interpreter
 @pytest.mark.parametrize("has_norm", [False, True])
 def test_blocks_of_a_layer_give_the_gradients_of_the_reference(has_norm: bool) -> None:
-    """The autograd functions on kernels against the same functions on twins: the wiring, and memory that is used again."""
+    """The autograd functions on kernels against the same functions in torch: the wiring, and memory that is used again."""
     heads = Heads(5, 2, 8)  # 72 columns
     cosine, sine = angles(TOKENS, heads.dim)
 
@@ -171,7 +171,7 @@ def test_blocks_of_a_layer_give_the_gradients_of_the_reference(has_norm: bool) -
 @pytest.mark.skipif(INTERPRETED, reason="the tests above ran")
 @pytest.mark.skipif(torch.cuda.is_available(), reason="ops/test_gpu_training.py compares the compiled kernels here")
 def test_in_a_process_with_the_interpreter() -> None:
-    """Triton decides when it is imported; where something else imported it first, these tests need a process of their own."""
+    """Triton decides when it is imported; where something else imported it first, these tests need a separate process."""
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", __file__]
     done = subprocess.run(command, env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -289,7 +289,7 @@ def test_entropy_has_a_gradient_only_if_requested():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_policy_scores_the_right_tokens_under_padding(temperature):
-    """compute_logprobs on padded rows equals log softmax of the model's own forward on each row alone, token by token."""
+    """compute_logprobs on padded rows equals log softmax of the model's own forward on each row by itself, token by token."""
     policy = tiny_policy(temperature=temperature)
     examples = ragged_examples(policy)
     scored = policy.score_examples(examples, micro_batch_tokens=40)

@@ -79,7 +79,7 @@ def heads(layout: Layout, queries: int = 4, keys: int = 2, dtype: torch.dtype = 
 def row_by_row(
     layout: Layout, query: Tensor, key: Tensor, value: Tensor, scaling: float, window: int | None, cap: float
 ) -> Tensor:
-    """The slow twin: softmax spelled out for every token of every row alone."""
+    """The reference: a separate softmax for every token of every row."""
     out: list[Tensor | None] = [None] * layout.num_tokens
     group = query.shape[1] // key.shape[1]
     for row in range(layout.num_rows):
@@ -122,7 +122,7 @@ def test_attention_over_a_layout_is_attention_over_each_row(name, window, softca
 @pytest.mark.parametrize(("queries", "keys"), [(4, 2), (3, 3), (6, 1)])
 @pytest.mark.parametrize("name", NAMES)
 def test_attention_in_two_calls_is_attention_over_each_row(name, queries, keys):
-    """Segments by themselves and completions over prompts, merged; backward from the merged output and lse alone."""
+    """Segments by themselves and completions over prompts, merged; backward only from the merged output and lse."""
     layout = layouts()[name]
     inputs = heads(layout, queries, keys)
     expected = with_gradients(row_by_row(layout, *inputs, 0.3, None, 0.0), inputs)
@@ -313,7 +313,7 @@ def test_the_trainers_attention_refuses_anything_but_the_layout():
 
 @pytest.mark.parametrize("share_prompts", [False, True])
 def test_logprobs_have_the_same_bits_in_every_company(share_prompts):
-    """At the demo's size in float32: alone, in a batch, and after a shared prompt."""
+    """At the demo's size in float32: by itself, in a batch, and after a shared prompt."""
     model, tokenizer = build_scratch(ScratchConfig(num_layers=2, max_positions=64), ["0123456789+=>"], seed=1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -354,7 +354,7 @@ def gradient_of(policy: Policy, backbone: Any, examples: list[Example], budget: 
 
 
 def slow_gradient(policy: Policy, examples: list[Example]) -> Tensor:
-    """Every row alone through the model's own forward."""
+    """Each row by itself through the model's own forward."""
     policy.model.zero_grad(set_to_none=True)
     total = sum(example.trained_tokens for example in examples)
     for example in examples:

@@ -33,7 +33,7 @@ def test_a_row_has_the_same_bits_in_any_company(shape):
 @pytest.mark.parametrize("layers", [1, 4])
 @pytest.mark.parametrize("micro_batch_tokens", [1, 200, 16384])
 def test_engine_and_trainer_agree_bitwise_down_to_one_row(layers, micro_batch_tokens):
-    """Ragged completions, so that the last rows decode alone; a budget of 1 trains every row alone."""
+    """Ragged completions, so that the last rows decode in small batches; a budget of 1 trains each row by itself."""
     config = ScratchConfig(num_layers=layers, max_positions=64)
     model, tokenizer = build_scratch(config, ["0123456789+=>"], seed=1)
     with torch.no_grad():

@@ -164,11 +164,11 @@ def test_a_source_that_is_not_there_names_its_field(tmp_path):
     (tmp_path / "empty.jsonl").touch()
     (tmp_path / "folder").mkdir()
     for name, said in (
-        ("other.csv", "other.csv: no such file; name a file that is there"),
+        ("other.csv", "other.csv: no such file; check the path"),
         ("emty.jsonl", "emty.jsonl: no such file; did you mean 'empty.jsonl'?"),
-        ("empty.jsnl", "is no file or folder here; did you mean 'empty.jsonl'"),
-        ("empty.jsonl", "no rows at all; at least one is needed"),
-        ("folder", "is a folder, but not one written by datasets' save_to_disk"),
+        ("empty.jsnl", "is not a file or folder here; did you mean 'empty.jsonl'"),
+        ("empty.jsonl", "no rows; at least one is needed"),
+        ("folder", "is a folder, but not one written by save_to_disk of datasets"),
     ):
         with pytest.raises(PromptError, match=r"^prompts.source: ") as raised:
             load_rows(PromptsConfig(source=str(tmp_path / name)), 0)
@@ -323,7 +323,7 @@ def test_a_finished_run_says_that_an_edit_is_not_used_and_how_to_train_longer(wo
 def test_true_is_no_number_in_any_field(path):
     """From the command line, from Python and from a file alike: all come through the same door."""
     for value in (True, False):
-        with pytest.raises(RecipeError, match=rf"^{path}: {str(value).lower()} is no number; give one, for example"):
+        with pytest.raises(RecipeError, match=rf"^{path}: {str(value).lower()} is not a number; give one, for example"):
             load_recipe(values={path: value})
     with pytest.raises(RecipeError, match="is no number"):
         load_recipe(overrides=[f"{path}=true"])
@@ -341,12 +341,12 @@ def test_a_switch_takes_true_and_numbers_stay_numbers():
             ["prompts_per_step=1e8"],
             "train.prompts_per_step = 100,000,000 × train.group_size = 8 makes 800,000,000 completions in a step",
         ),
-        (["group_size=1000000"], "makes 32,000,000 completions in a step, and those take 60 GiB at the very least"),
+        (["group_size=1000000"], "makes 32,000,000 completions in a step, which take at least 60 GiB"),
         (["prompts_per_step=2048", "group_size=2048"], "makes 4,194,304 completions"),
         (["evaluation.samples=100000000"], "100,000,000 completions of each problem"),
         (["max_completion_tokens=1000000000"], "sampling.max_completion_tokens = 1,000,000,000 makes"),
         (["passes_per_step=100000000"], "updates on each batch"),
-        (["sampling.slots=1000000000"], "completions side by side"),
+        (["sampling.slots=1000000000"], "completions in parallel"),
         (["evaluation.resamples=1000000000000"], "resamples"),
         (["model.scratch.hidden_size=1000000"], "weights of attention"),
         (
@@ -368,12 +368,12 @@ def test_sizes_that_no_machine_holds_are_refused_with_what_they_would_take(words
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["clip_high=1e308"], "algorithm.clip_high: 1e+308 is beyond what can be computed with"),
+        (["clip_high=1e308"], "algorithm.clip_high: 1e+308 is too large to compute with"),
         (["kl_coef=1e39"], "algorithm.kl_coef: 1e+39 is beyond what"),
         (["rewards.0.weight=-1e308"], "rewards.0.weight: -1e+308 is beyond what"),
         (["rewards.0.timeout_s=1e308"], "rewards.0.timeout_s: Input should be less than or equal to 1000000"),
-        (["temperature=1e-300"], "sampling.temperature: 1e-300 makes every completion of a group the same"),
-        (["evaluation.temperature=1e-9"], "evaluation.temperature: 1e-09 divides the logits out of range. Use 0"),
+        (["temperature=1e-300"], "sampling.temperature: 1e-300 makes all completions of a group equal"),
+        (["evaluation.temperature=1e-9"], "evaluation.temperature: 1e-09 makes the logits overflow. Use 0"),
     ],
 )
 def test_numbers_that_no_clock_or_float_holds_are_refused(words, said):
@@ -388,13 +388,15 @@ def test_large_sizes_that_people_use_are_taken():
 
 
 def test_half_a_surrogate_pair_is_named_where_it_comes_in(tmp_path):
-    with pytest.raises(RecipeError, match=r"^prompts\.system: 'a\\\\ud83d' holds a character that cannot be written as UTF-8"):
+    with pytest.raises(
+        RecipeError, match=r"^prompts\.system: 'a\\\\ud83d' contains a character that cannot be written as UTF-8"
+    ):
         load_recipe(values={"prompts.system": "a\ud83d"})
     with pytest.raises(RecipeError, match=r"^rewards\.0\.args\.x\.0: "):
         load_recipe(values={"rewards": [{"function": "exact_match", "args": {"x": ["\udcff"]}}]})
     for column in ("prompt", "gold", "extra"):
         rows = [*ROWS[:3], ROWS[3] | {column: ["cut", {"deep": "\ud83d"}] if column == "extra" else "1\ud83d"}]
-        with pytest.raises(PromptError, match=f"line 4: column '{column}' holds half of a surrogate pair"):
+        with pytest.raises(PromptError, match=f"line 4: column '{column}' contains half of a surrogate pair"):
             load_rows(PromptsConfig(source=rows_file(tmp_path, rows)), 0)
         with pytest.raises(PromptError, match=f"column '{column}' holds half"):
             load_rows(PromptsConfig(), 0, rows)
@@ -494,7 +496,7 @@ def test_messages_with_images_are_refused_by_name_and_lists_of_texts_are_joined(
         ({"type": "input_audio", "input_audio": {}}, "'input_audio'"),
         ({"image": "a.png"}, "no text"),
     ]:
-        with pytest.raises(PromptError, match=f"message 0 holds a part .*{name}.*models that see or hear are not trained here"):
+        with pytest.raises(PromptError, match=f"message 0 has a part .*{name}.*images and audio are not supported"):
             render({"prompt": prompt(part, text)}, config, "row 0")
     for content in ([], ["a text"], 3, None):
         with pytest.raises(PromptError, match="the content of message 0 must be text"):
@@ -506,7 +508,7 @@ def test_messages_with_images_are_refused_by_name_and_lists_of_texts_are_joined(
 
 def test_nobody_is_trusted_who_is_not_there():
     for word in ("model.trust_remote_code", "teacher.trust_remote_code", "reward_model.trust_remote_code", "trust_remote_code"):
-        with pytest.raises(RecipeError, match=r"trust_remote_code: there is no \w+\.source whose code could run"):
+        with pytest.raises(RecipeError, match=r"trust_remote_code: \w+\.source names no model"):
             load_recipe(None, [f"{word}=true"])
-    with pytest.raises(RecipeError, match=r"evaluation\.sets\.mine\.chat_template: a policy is asked in one form"):
+    with pytest.raises(RecipeError, match=r"evaluation\.sets\.mine\.chat_template: a run has one chat template"):
         build_recipe({"evaluation": {"sets": {"mine": {"source": "x.jsonl", "chat_template": "y.jinja"}}}})

@@ -124,8 +124,8 @@ def test_names_of_trl_are_answered_with_the_key_here(word, tmp_path):
 def test_a_recipe_of_another_version_is_refused_in_one_sentence(tmp_path):
     for version in (0, VERSION - 1, VERSION + 1):
         said = message(toml=f"version = {version}\n", folder=tmp_path)
-        assert said.startswith(f"version: this cohort reads recipes of version {VERSION} only")
-    assert "version: true is no number" in message("version=true")
+        assert said.startswith(f"version: this cohort reads only recipes of version {VERSION}")
+    assert "version: true is not a number" in message("version=true")
     assert dump_recipe(Recipe()).startswith(f"version = {VERSION}\n")
     for name in list_built_in():
         assert tomllib.loads(find_recipe_path(name).read_text(encoding="utf-8"))["version"] == VERSION, name

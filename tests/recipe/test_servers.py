@@ -24,7 +24,12 @@ def test_servers_are_named_one_by_one_or_in_a_file(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("", "holds no address"), ("http://a\nhttp://a:80/", "named twice"), ("ftp://a", "not like"), (None, "cannot be read")],
+    [
+        ("", "contains no address"),
+        ("http://a\nhttp://a:80/", "listed twice"),
+        ("ftp://a", "not like"),
+        (None, "cannot be read"),
+    ],
 )
 def test_a_file_that_names_no_servers_is_refused(tmp_path, text, words):
     file = tmp_path / "servers.txt"
@@ -38,15 +43,15 @@ def test_a_file_that_names_no_servers_is_refused(tmp_path, text, words):
     ("words", "said"),
     [
         (["sampling.servers=10.0.0.5:8000"], r"sampling\.servers: .*http://10\.0\.0\.5:8000"),
-        (["sampling.servers=http://a/v1"], r"goes on after the port"),
+        (["sampling.servers=http://a/v1"], r"has a path after the port"),
         (["sampling.servers=http://me:secret@a"], "name or password"),
         (["sampling.servers=http://a,"], "an entry is empty"),
         ([URL, "sampling.engine=local"], r"sampling\.servers: engine 'local' samples in this process"),
-        ([URL, "vllm.folder=/shared"], r"vllm\.folder: nothing reads it, with push = 'group'"),
-        ([URL, "vllm.push=files", "vllm.address=10.0.0.1"], r"vllm\.address: nothing reads it, with push = 'files'"),
-        (["vllm.limit_s=5"], r"vllm\.limit_s: nothing reads it"),
+        ([URL, "vllm.folder=/shared"], r"vllm\.folder: it has no effect with push = 'group'"),
+        ([URL, "vllm.push=files", "vllm.address=10.0.0.1"], r"vllm\.address: it has no effect with push = 'files'"),
+        (["vllm.limit_s=5"], r"vllm\.limit_s: it has no effect"),
         ([URL, "vllm.push=adapter"], r'vllm\.push: "adapter" sends the adapter of a LoRA policy'),
-        ([URL, "sampling.cuda_graphs=false"], r"sampling\.cuda_graphs: servers have their own"),
+        ([URL, "sampling.cuda_graphs=false"], r"sampling\.cuda_graphs: it has no effect on servers"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(words, said):

@@ -490,7 +490,7 @@ TROUBLE: dict[str, tuple[Callable[[Request, Any], Any], str]] = {
     "flood of one line": (flood_line, "LimitOverrunError"),
     "not HTTP": (raw(b"SSH-2.0-OpenSSH\r\n"), "not HTTP"),
     "status of letters": (raw(b"HTTP/1.1 abc OK\r\n\r\n"), "not HTTP"),
-    "length of letters": (raw(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"), "length that is no number"),
+    "length of letters": (raw(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"), "length of the response is not a number"),
     "chunk that lies": (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n"), "another length"),
     "compressed": (status(200, b"{}", Content_Encoding="gzip"), "compressed"),
     "500": (status(500, b'{"error": {"message": "out of order"}}'), r"status 500 \(out of order\)"),
@@ -603,7 +603,7 @@ def run_part(server: Server, texts: list[str], timeout_s: float = 5.0, **args: A
     completions = [Completion((1, 2), (0.0, 0.0), "stop", text) for text in texts]
     part = RewardPart("judge", judge, timeout_s=timeout_s, args={"endpoint": server.url, "model": "m", **args})
     with RewardRunner([part], max_fault_share=0.5) as runner:
-        assert runner._pool.pids == []
+        assert [place.worker.pid for place in runner._pool._places if place.worker] == []
         assert runner.find_unusable([*prompts, Prompt(9, "3+3?", {"answer": None}, (1,))]) == (
             {"judge": [(len(texts), "the rubric needs the column 'answer', which is empty")]} if "rubric" in args else {}
         )

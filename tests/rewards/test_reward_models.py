@@ -571,7 +571,7 @@ def test_in_a_run_outcome_and_process_model_score_in_the_trainer(tmp_path):
         RewardPart("steps", process_reward_model, args={"model": process}, weight=2.0),
     ]
     with RewardRunner(parts, max_fault_share=0.5) as runner:
-        assert runner._pool.pids == []
+        assert [place.worker.pid for place in runner._pool._places if place.worker] == []
         scored = runner.score(prompts, completions, step=1, num_steps=2)
     scores = reward_model(texts[:3], [chat] * 3, model=outcome)
     steps = process_reward_model(texts[:3], [chat] * 3, model=process)

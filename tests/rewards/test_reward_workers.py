@@ -53,7 +53,7 @@ from cohort.rewards.contract import RewardPart
 from cohort.types import Completion, Prompt
 with RewardRunner([RewardPart("f", "test_rewards_zoo:start_sessions", timeout_s=60)], workers=1) as runner:
     runner.score([Prompt(0, "q", {"pid_file": sys.argv[1]}, (1,))], [Completion((1,), (0.0,), "stop", "x")], step=1, num_steps=1)
-    print(*runner._pool.pids, flush=True)
+    print(*[place.worker.pid for place in runner._pool._places if place.worker], flush=True)
     sys.stdin.read()
 """
 

@@ -586,7 +586,7 @@ def test_an_installed_command_finds_modules_of_the_current_folder_last(tmp_path)
     assert run_installed(tmp_path, "test_rewards_zoo:good").splitlines()[0] == "1.0"  # not hidden by the file of that name
     said = run_installed(tmp_path, "my_floder_rewards:half")
     assert said.startswith("rewards.0.function: cannot import my_floder_rewards:half (ModuleNotFoundError: No module named")
-    assert f"and in the current folder, {tmp_path}." in said
+    assert f"and the current folder, {tmp_path}." in said
     assert len(said.splitlines()) == 1
 
 
@@ -653,7 +653,7 @@ def test_async_faults_and_one_loop_for_all_calls():
 @pytest.mark.parametrize("function", [zoo.hang_on_hang, zoo.big_integer_on_hang])
 def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(function):
     with RewardRunner([RewardPart("f", function, timeout_s=1.0, threshold=0.0)]) as runner:
-        before = runner._pool.pids
+        before = [place.worker.pid for place in runner._pool._places if place.worker]
         texts = ["x"] * 5 + ["hang"] + ["x"] * 6
         scored = runner.score([prompt()] * 12, [completion(t) for t in texts], step=1, num_steps=1)
         assert rewards(scored) == [1.0] * 5 + [0.0] + [1.0] * 6
@@ -662,8 +662,8 @@ def test_a_completion_that_hangs_scores_zero_and_the_others_keep_their_scores(fu
         assert scored.metrics["reward/timeouts"] == scored.metrics["reward/f/timeouts"] == 1
         assert scored.metrics["reward/faults"] == scored.metrics["reward/unscored"] == 0
         assert scored.metrics["reward/f/retried"] == 12
-        assert len(runner._pool.pids) == 2
-        replaced = set(before) - set(runner._pool.pids)
+        assert len([place.worker.pid for place in runner._pool._places if place.worker]) == 2
+        replaced = set(before) - {place.worker.pid for place in runner._pool._places if place.worker}
         assert replaced
         assert all(is_gone(pid) for pid in replaced)
         again = runner.score([prompt()] * 2, [completion("x")] * 2, step=2, num_steps=2)
@@ -787,7 +787,7 @@ def test_progress_is_reported_at_intervals_and_always_at_the_end(monkeypatch):
 
 def test_closing_ends_the_workers_and_a_closed_runner_refuses():
     runner = RewardRunner([RewardPart("f", zoo.good)]).start()
-    pids = runner._pool.pids
+    pids = [place.worker.pid for place in runner._pool._places if place.worker]
     assert len(pids) == 2
     runner.close()
     runner.close()
@@ -819,7 +819,7 @@ texts = ["hang"] if sys.argv[1] != "good" else ["x"]
 score = lambda: runner.score([Prompt(0, "q", {}, (1,))], [Completion((1,), (0.0,), "stop", t) for t in texts], step=1, num_steps=1)
 threading.Thread(target=score, daemon=True).start()
 time.sleep(0.5)
-print(*runner._pool.pids, flush=True)
+print(*[place.worker.pid for place in runner._pool._places if place.worker], flush=True)
 time.sleep(60)
 """
 
@@ -848,7 +848,7 @@ def test_an_interrupted_step_leaves_no_process():
 
     previous = signal.signal(signal.SIGALRM, interrupt)
     runner = RewardRunner([RewardPart("f", zoo.always_hangs), RewardPart("g", zoo.good)]).start()
-    pids = runner._pool.pids
+    pids = [place.worker.pid for place in runner._pool._places if place.worker]
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.5)
         with pytest.raises(KeyboardInterrupt), contextlib.closing(runner):

@@ -500,7 +500,7 @@ def test_average_curves_uses_only_steps_that_all_seeds_have():
 def test_the_table_of_algorithms_lists_their_choices(capsys):
     assert list_cells(AlgorithmConfig(name="dapo")) == [
         "policy", "group_normalized", "clip 0.2/0.28", "token_mean", "no KL",
-        "dynamic sampling, 3 more rounds at most, soft overlong penalty over the last 20%",
+        "dynamic sampling, at most 3 more rounds, soft overlong penalty over the last 20%",
     ]  # fmt: skip
     assert list_cells(AlgorithmConfig(name="ppo"))[4:] == ["k1 0.01 in each token's reward", "critic, lambda 0.95"]
     assert list_cells(AlgorithmConfig(name="opd"))[2::3] == ["none", "teacher"]

@@ -397,7 +397,7 @@ def test_the_copy_of_an_adapter_shares_the_base_and_notices_when_it_begins_to_ac
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"algorithm.data": "start", "algorithm.name": "rft"}, "ahead.lag: nothing is sampled from the policy"),
+        ({"algorithm.data": "start", "algorithm.name": "rft"}, "ahead.lag: algorithm.data"),
         ({"reward_model.iterations": 2, "reward_model.prompts": 8}, "ahead.lag: a reward model that is fitted between steps"),
     ],
 )

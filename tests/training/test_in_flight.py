@@ -285,10 +285,10 @@ def test_problems_and_limits_have_words_and_a_resume_goes_on(tmp_path, monkeypat
 @pytest.mark.parametrize(
     ("changed", "words"),
     [
-        ({"ahead.lag": 1}, "ahead.in_flight: it keeps ahead.max_staleness in place of a fixed lag"),
+        ({"ahead.lag": 1}, "ahead.in_flight: it replaces the fixed lag"),
         (
             {"ahead.in_flight": False, "ahead.max_staleness": 3},
-            "ahead.max_staleness: it is what ahead.in_flight = true keeps to",
+            "ahead.max_staleness: only ahead.in_flight = true uses it",
         ),
         ({"algorithm.refill_rounds": 1}, r"ahead.in_flight: dynamic sampling \(algorithm.refill_rounds\)"),
         ({"reward_model.iterations": 2, "algorithm.overlong_share": 0.0}, "ahead.in_flight: a reward model that is fitted"),

@@ -152,7 +152,7 @@ PLACES = [
     ("cohort.observe.monitors.jsonl:append_line", 9),
     ("cohort.observe.run_folder:RunFolder.write_json", 4),
     ("cohort.model.policy:Policy.save", 2),
-    ("cohort.observe.report:write_report", 1),
+    ("cohort.observe.report.page:write_report", 1),
 ]
 """Where to die, and about how often a whole run calls it."""
 

@@ -64,7 +64,7 @@ def test_a_template_of_ones_own_stays_with_the_run_and_trusted_code_is_named(tmp
         assert train_tiny(tmp_path, **recipe).status == "interrupted"
     first = " ".join(capsys.readouterr().out.split())
     assert f"trust_remote_code: Python code from model.source {model} runs here" in first
-    assert "chat template of prompts.chat_template, told style robot" in first
+    assert "chat template of prompts.chat_template, with style robot" in first
     run = tmp_path / "run"
     assert tomllib.loads((run / "recipe.toml").read_text())["prompts"]["chat_template"] == TEMPLATE
     template.write_text(TEMPLATE.replace("[", "("))  # nobody reads it again

@@ -18,7 +18,8 @@ from transformers import AutoModelForCausalLM
 
 from cohort.model.examples import Example
 from cohort.model.packing import plan_minibatches
-from cohort.observe.monitors import Monitors, read_rows
+from cohort.observe.monitors.base import Monitors
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.rollouts import DUPLICATE, NUMBERS, WRONG_REWARDED, read_index, read_tokens
 from cohort.observe.run_folder import RunFolder, find_losses
 from cohort.recipe.algorithm import AlgorithmConfig
@@ -276,7 +277,7 @@ def test_a_full_disk_stops_no_training(tmp_path, monkeypatch):
     stages.record_step(parts, state, 2)
     assert len(reports) == 1
     assert "no space left on device" in reports[0]
-    assert "Training goes on" in reports[0]
+    assert "Training continues" in reports[0]
 
 
 def test_lost_token_files_are_reported(run, tmp_path):

@@ -117,7 +117,7 @@ def test_the_table_says_how_often_the_second_opinion_differs():
 
 
 def test_the_second_opinion_is_as_written(monkeypatch):
-    """pip install if-verifiable==0.1.2, and nltk's punkt_tab in NLTK_DATA, in an environment of its own."""
+    """pip install if-verifiable==0.1.2, and nltk's punkt_tab in NLTK_DATA, in a separate environment."""
     pytest.importorskip("if_verifiable", reason="needs if-verifiable 0.1.2, which downloads data of nltk as it runs")
     import langdetect
     from if_verifiable.ifbench.instructions_registry import INSTRUCTION_DICT as IFBENCH

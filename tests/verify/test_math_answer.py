@@ -44,7 +44,7 @@ class Log:
 
 
 class FakePool:
-    """Stands for the workers: gives one answer to everything, and keeps what it was asked."""
+    """Replaces the workers: gives one answer to everything, and records the messages."""
 
     def __init__(self, answer):
         self.answer, self.messages = answer, []

@@ -154,19 +154,19 @@ def test_reference_answers_score_in_the_required_form():
 
 @pytest.mark.parametrize("outcome", [only_boxed, exact_match])
 def test_reference_answers_that_score_only_in_another_form_are_reported(outcome):
-    """The policy would be paid for a form in which it can never succeed."""
+    """The policy would be rewarded for a format in which it can never succeed."""
     level, text = golds_check(outcome, think_answer_format)
     assert level == "warning"
     assert text.startswith("0 of 8 reference answers score as success in a format that think_answer_format accepts. Check")
     assert golds_check(outcome) == ("ok", "8 of 8 reference answers score as success")
 
 
-def test_a_form_that_no_wrapping_has_is_named():
-    """A form of the recipe's own may be none that is tried here: then the usual ones say what they can."""
+def test_a_format_that_no_wrapping_has_is_named():
+    """No known format matches the recipe's own: the answers are then checked in the usual ones."""
     only_mine = golds_check(math_answer, regex_format, pattern=r"FINAL: \d+")
-    assert only_mine == ("ok", "8 of 8 reference answers score as success, though not in a form for regex_format")
+    assert only_mine == ("ok", "8 of 8 reference answers score as success, but not in the format of regex_format")
     shown = [{"answer": str(number), "demonstration": f"#### {number}"} for number in range(40, 48)]
-    assert golds_check(math_answer, think_format, rows=shown)[1].endswith(", though not in a form for think_format")
+    assert golds_check(math_answer, think_format, rows=shown)[1].endswith(", but not in the format of think_format")
 
 
 def test_which_parts_ask_for_a_form():

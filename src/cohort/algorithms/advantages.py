@@ -1,10 +1,10 @@
-"""What a completion, or a token, is credited with.
+"""Advantages: the credit of a completion or a token.
 
-An advantage names what it reads (registry.READABLE): most take rewards_PG (P groups of G rewards) and scored_PG (False where a
-completion has no reward) and give advantages_PG in float64. The others credit single tokens: one vector for each completion
-(suffix N), over its trained tokens or over all of its tokens. An unscored completion is out of its group's mean and std and gets
+An advantage names its inputs (registry.READABLE): most take rewards_PG (P groups of G rewards) and scored_PG (False where a
+completion has no reward) and return advantages_PG in float64. The others credit single tokens: one vector per completion
+(suffix N), over its trained tokens or all of its tokens. An unscored completion is excluded from its group's mean and std and gets
 0. A group whose scored rewards are all equal gets exactly 0 for every member: equality is tested on the rewards themselves,
-since the float residue of a variance divided by a tiny epsilon has produced advantages in the thousands elsewhere.
+because a rounding residue divided by a tiny epsilon has produced advantages in the thousands elsewhere.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def group_normalized(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0
 
 @advantage()
 def group_centered(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """Dr. GRPO: r - mean. Without the division, easy and hard prompts weigh no more than informative ones."""
+    """Dr. GRPO: r - mean. Without the division, easy and hard prompts do not outweigh informative ones."""
     centered_PG, _ = _center(rewards_PG, scored_PG)
     return torch.where(_has_signal(rewards_PG, scored_PG), centered_PG, 0.0)
 
 
 @advantage()
 def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
-    """Lite-PPO: (r - group mean) / (std of all raw rewards of the batch + epsilon). Hard and easy groups keep their scale."""
+    """Lite-PPO: (r - group mean) / (std of all raw rewards of the batch + epsilon). All groups share one scale."""
     centered_PG, _ = _center(rewards_PG, scored_PG)
     advantages_PG = centered_PG / (compute_std(rewards_PG[scored_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
@@ -51,7 +51,7 @@ def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_e
 def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
     """REINFORCE++ with baseline: r - group mean, divided by the std of these centred values over the batch.
 
-    Whitening also subtracts their mean, which is 0 already: every group sums to 0.
+    Whitening would also subtract their mean, which is already 0: every group sums to 0.
     """
     centered_PG, _ = _center(rewards_PG, scored_PG)
     compared_PG = scored_PG & ~find_unusable_groups(scored_PG)[:, None]
@@ -61,7 +61,7 @@ def batch_whitened(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, 
 
 @advantage()
 def leave_one_out(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """RLOO: r minus the mean of the others of its group: an unbiased baseline, G / (G - 1) times the centred reward."""
+    """RLOO: r minus the mean of the other rewards of the group: an unbiased baseline, G / (G - 1) times the centred reward."""
     centered_PG, count_P1 = _center(rewards_PG, scored_PG)
     advantages_PG = centered_PG * count_P1 / (count_P1 - 1).clamp(min=1)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)
@@ -78,14 +78,14 @@ def parts_normalized(
 ) -> Tensor:
     """GDPO: each reward part normalised inside its group, then their weighted sum divided by its std over the batch.
 
-    Completions whose parts differ keep different advantages, also where their rewards have the same sum. A part that abstained
-    leaves the sum of that completion; one that is equal throughout a group adds 0 there. Whitening also subtracts the mean of
-    the sums, which is 0 already: every part sums to 0 over a group.
+    Completions with different parts keep different advantages even if their rewards have the same sum. A part that abstained is
+    left out of the sum of that completion; a part that is equal throughout a group adds 0. Whitening would also subtract the mean of
+    the sums, which is already 0: every part sums to 0 over a group.
     """
     sums_PG = torch.zeros_like(scored_PG, dtype=torch.float64)
     for name, values_PG in parts_PG.items():
-        spoken_PG = scored_PG & ~values_PG.isnan()
-        normalized_PG = group_normalized(values_PG, spoken_PG, std_ddof=std_ddof, std_epsilon=std_epsilon)
+        present_PG = scored_PG & ~values_PG.isnan()
+        normalized_PG = group_normalized(values_PG, present_PG, std_ddof=std_ddof, std_epsilon=std_epsilon)
         sums_PG = sums_PG + weights[name] * normalized_PG
     compared_PG = scored_PG & ~find_unusable_groups(scored_PG)[:, None]
     return torch.where(sums_PG != 0, sums_PG / (compute_std(sums_PG[compared_PG], std_ddof) + std_epsilon), 0.0)
@@ -93,7 +93,7 @@ def parts_normalized(
 
 @advantage(fits=SAMPLED | {"pairs"})
 def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """DPO on rollouts: +1 for the best completion of a group, -1 for the worst, 0 for the rest; the first one wins a tie."""
+    """DPO on rollouts: +1 for the best completion of a group, -1 for the worst, 0 for the rest; the first wins a tie."""
     rewards_PG = rewards_PG.double()
     best_P1 = torch.where(scored_PG, rewards_PG, -torch.inf).argmax(1, keepdim=True)
     worst_P1 = torch.where(scored_PG, rewards_PG, torch.inf).argmin(1, keepdim=True)
@@ -103,7 +103,7 @@ def best_and_worst(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
 @advantage()
 def relative_to_mean(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """MaxRL: (s - mean) / mean of the group's success, 0 where nobody succeeded: the rarer a success, the more it weighs.
+    """MaxRL: (s - mean) / mean of the group's success, 0 in groups without a success: rare successes have a larger weight.
 
     The expected gradient is that of pass@1 + pass@2 / 2 + ... + pass@(G-1) / (G-1): the first terms of log p.
     """
@@ -120,7 +120,7 @@ def binary(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
 @advantage(compares_group=False)
 def binary_signed(success_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """+1 where the completion is right, -1 where it is wrong: RFT that also pushes the wrong ones down."""
+    """+1 where the completion is right, -1 where it is wrong: RFT that also lowers the probability of wrong completions."""
     return torch.where(scored_PG, torch.where(success_PG, 1.0, -1.0), 0.0).double()
 
 
@@ -132,7 +132,7 @@ def uniform(scored_PG: Tensor) -> Tensor:
 
 @advantage("none", compares_group=False, needs_teacher=True)
 def no_credit(scored_PG: Tensor) -> Tensor:
-    """On-policy distillation alone: 0 for every completion. What it is credited with comes from the teacher; rewards are measured."""
+    """On-policy distillation only: 0 for every completion. All credit comes from the teacher; rewards are only measured."""
     return torch.zeros_like(scored_PG, dtype=torch.float64)
 
 
@@ -144,7 +144,7 @@ Steps = Sequence[tuple[int, float]]
 
 @dataclass(frozen=True)
 class TokenCredit:
-    """Advantages of tokens, and what the critic should have said of them."""
+    """Advantages of tokens, and the returns that the critic is trained to predict."""
 
     advantages_N: list[Tensor]
     returns_N: list[Tensor]
@@ -152,12 +152,7 @@ class TokenCredit:
 
 @advantage(per_token=True)
 def process(
-    steps_N: Sequence[Steps],
-    lengths_N: Sequence[int],
-    groups_N: Sequence[int],
-    *,
-    std_ddof: int = 0,
-    std_epsilon: float = 1e-6,
+    steps_N: Sequence[Steps], lengths_N: Sequence[int], groups_N: Sequence[int], *, std_ddof: int = 0, std_epsilon: float = 1e-6
 ) -> list[Tensor]:
     """GRPO with process supervision: each token gets the normalised rewards of its own step and all later ones."""
     places: dict[int, list[int]] = {}
@@ -214,12 +209,12 @@ def gae_whitened(
 
 
 def returns_to_go(rewards_T: Tensor, gamma: float = 1.0) -> Tensor:
-    """What follows from each token on: R_t = r_t + gamma R_{t+1}."""
+    """The return from each token on: R_t = r_t + gamma R_{t+1}."""
     return gae(rewards_T, torch.zeros_like(rewards_T), gamma, 1.0)
 
 
 def gae(rewards_T: Tensor, values_T: Tensor, gamma: float, lam: float) -> Tensor:
-    """PPO: A_t = d_t + gamma lambda A_{t+1} with d_t = r_t + gamma V_{t+1} - V_t; nothing follows the last token."""
+    """PPO: A_t = d_t + gamma lambda A_{t+1} with d_t = r_t + gamma V_{t+1} - V_t; V is 0 after the last token."""
     rewards, values = rewards_T.tolist(), [*values_T.tolist(), 0.0]
     advantages, following = [0.0] * len(rewards), 0.0
     for place in reversed(range(len(rewards))):
@@ -229,7 +224,7 @@ def gae(rewards_T: Tensor, values_T: Tensor, gamma: float, lam: float) -> Tensor
 
 
 def whiten(rows: Sequence[Tensor], std_ddof: int = 0, std_epsilon: float = 1e-6) -> list[Tensor]:
-    """All values of all rows together to mean 0 and std 1; values that are all equal become exactly 0."""
+    """Scale all values of all rows together to mean 0 and std 1; if all values are equal, they become exactly 0."""
     flat_S = torch.cat([row.double() for row in rows]) if rows else torch.zeros(0)
     if flat_S.numel() == 0 or bool((flat_S == flat_S[0]).all()):
         return [torch.zeros_like(row, dtype=torch.float64) for row in rows]
@@ -241,18 +236,18 @@ def whiten(rows: Sequence[Tensor], std_ddof: int = 0, std_epsilon: float = 1e-6)
 
 
 def zero_variance_groups(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
-    """[P] True where at least two completions were scored and all of them the same."""
+    """[P] True where at least two completions were scored and all have the same reward."""
     enough_P = scored_PG.sum(1) >= 2
     return enough_P & ~_differs(rewards_PG, scored_PG)
 
 
 def find_unusable_groups(scored_PG: Tensor) -> Tensor:
-    """[P] True where fewer than two completions were scored: nothing to compare with."""
+    """[P] True where fewer than two completions were scored, so there is nothing to compare."""
     return scored_PG.sum(1) < 2
 
 
 def compute_std(values_S: Tensor, ddof: int) -> Tensor:
-    """Two passes (centre, then square) keep the variance of nearly equal values exact."""
+    """The standard deviation, in two passes (centre, then square) for precision on nearly equal values."""
     values_S = values_S.double()
     if values_S.numel() <= ddof or bool((values_S == values_S[0]).all()):
         return torch.zeros((), dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Everything that a recipe can name in [algorithm]: the aggregations, the table of all built-in choices, and the presets. No torch.
+"""The names that [algorithm] accepts: the aggregations, the table of all built-in choices, and the presets. No torch.
 
 An aggregation is given the trained tokens of each completion and returns the weight of one token of each, over the whole optimizer
 batch. The weights are fixed before any backward, so the size of a micro-batch cannot change the gradient. A length of 0 is a completion
@@ -14,42 +14,42 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from cohort.algorithms import advantages, regions
-from cohort.algorithms.registry import Choice, Kind, Word, aggregation, assume_choice, find_choice
+from cohort.algorithms.registry import Choice, Kind, Setting, aggregation, assume_choice, find_choice
 
 # -- aggregations ------------------------------------------------------------------------------------------------------
 
 
 @aggregation()
 def sequence_mean(lengths_N: Sequence[int]) -> list[float]:
-    """GRPO: 1 / (N |o_i|). Every completion weighs the same, so long wrong answers are punished less per token."""
+    """GRPO: 1 / (N |o_i|). Every completion has the same weight, so long wrong answers are penalised less per token."""
     count = sum(length > 0 for length in lengths_N)
     return [1.0 / (count * length) if length else 0.0 for length in lengths_N]
 
 
 @aggregation()
 def token_mean(lengths_N: Sequence[int]) -> list[float]:
-    """DAPO: 1 / sum |o_i|. Every token weighs the same."""
+    """DAPO: 1 / sum |o_i|. Every token has the same weight."""
     total = sum(lengths_N)
     return [1.0 / total if length else 0.0 for length in lengths_N]
 
 
 @aggregation()
 def constant(lengths_N: Sequence[int], max_completion_tokens: int) -> list[float]:
-    """Dr. GRPO: 1 / (N max_completion_tokens). No length appears, so none is favoured."""
+    """Dr. GRPO: 1 / (N max_completion_tokens). The weight does not depend on the length, so no length is favoured."""
     count = sum(length > 0 for length in lengths_N)
     return [1.0 / (count * max_completion_tokens) if length else 0.0 for length in lengths_N]
 
 
 @aggregation()
 def sequence_sum(lengths_N: Sequence[int]) -> list[float]:
-    """RLOO, REINFORCE: 1 / N. The log-probability of a completion is the sum over its tokens, so long ones push harder."""
+    """RLOO, REINFORCE: 1 / N. The log-prob of a completion is the sum over its tokens, so long completions have larger gradients."""
     count = sum(length > 0 for length in lengths_N)
     return [1.0 / count if length else 0.0 for length in lengths_N]
 
 
 @aggregation()
 def prompt_mean(lengths_N: Sequence[int], groups_N: Sequence[int]) -> list[float]:
-    """DAPO as printed: the token mean inside each group, then the mean over groups. For DPO a group is a pair."""
+    """DAPO as in the paper: the token mean within each group, then the mean over groups. For DPO a group is a pair."""
     tokens: Counter[int] = Counter()
     for length, group in zip(lengths_N, groups_N, strict=True):
         tokens[group] += length
@@ -60,13 +60,13 @@ def prompt_mean(lengths_N: Sequence[int], groups_N: Sequence[int]) -> list[float
 # -- where a name is looked up ------------------------------------------------------------------------------------------
 
 FIELDS: dict[Kind, str] = {"advantage": "advantage", "region": "region", "aggregation": "aggregation", "kl": "kl_estimator"}
-"""The word of [algorithm] that holds the name of a choice."""
+"""The key of [algorithm] with the name of a choice."""
 Own = Mapping[Kind, Choice]
-"""A user's functions by kind, once they are resolved (recipe/user_functions.py)."""
+"""A user's functions by kind, once recipe/user_functions.py has resolved them."""
 OWN_FUNCTION = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
 """package.module:function"""
 OWN_KINDS: tuple[Kind, ...] = ("advantage", "region", "aggregation")
-"""Choices that may be a user's function."""
+"""Choices that can be a user's function."""
 
 
 def collect_choices() -> dict[Kind, dict[str, Choice]]:
@@ -79,29 +79,29 @@ def collect_choices() -> dict[Kind, dict[str, Choice]]:
 NAMED = collect_choices()
 
 
-def list_declared_words() -> list[Word]:
-    """Words that choices add to [algorithm], each once."""
-    words = (word for choices in NAMED.values() for choice in choices.values() for word in choice.words)
-    return list({word.name: word for word in words}.values())
+def list_declared_settings() -> list[Setting]:
+    """The keys that choices add to [algorithm], each once."""
+    settings = (setting for choices in NAMED.values() for choice in choices.values() for setting in choice.settings)
+    return list({setting.name: setting for setting in settings}.values())
 
 
-def list_parameter_words() -> set[str]:
-    """Words of [algorithm] that some built-in choice is told."""
+def list_parameters() -> set[str]:
+    """The keys of [algorithm] that are parameters of a built-in choice."""
     return {name for choices in NAMED.values() for choice in choices.values() for name in choice.parameters}
 
 
-def list_own(words: Mapping[str, Any]) -> dict[Kind, str]:
-    """Kind -> the user's function that the words of [algorithm] name for it."""
-    return {kind: words[FIELDS[kind]] for kind in OWN_KINDS if words[FIELDS[kind]] not in NAMED[kind]}
+def list_own(settings: Mapping[str, Any]) -> dict[Kind, str]:
+    """Kind -> the user's function that [algorithm] names for it."""
+    return {kind: settings[FIELDS[kind]] for kind in OWN_KINDS if settings[FIELDS[kind]] not in NAMED[kind]}
 
 
-def is_word(name: str, words: Mapping[str, Any]) -> bool:
-    """Whether a parameter is a word of [algorithm], which it is then told; anything else is one of [algorithm.args]."""
-    return name in words and name != "args"
+def is_setting(name: str, settings: Mapping[str, Any]) -> bool:
+    """Whether a parameter is a key of [algorithm]; any other parameter is one of [algorithm.args]."""
+    return name in settings and name != "args"
 
 
 def find_named(kind: Kind, name: str, own: Own | None = None) -> Choice:
-    """The choice of that name: built in, a user's that is resolved, or a user's of which nothing is known yet."""
+    """The choice with this name: built in, or a user's function, resolved or not yet."""
     if name in NAMED[kind]:
         return NAMED[kind][name]
     resolved = (own or {}).get(kind)
@@ -109,26 +109,26 @@ def find_named(kind: Kind, name: str, own: Own | None = None) -> Choice:
 
 
 def list_names_where(kind: Kind, holds: Callable[[Choice], bool]) -> str:
-    """'gae' and 'global_normalized': the built-in choices for which something holds, in words."""
+    """ "'gae' and 'global_normalized'": the names of the built-in choices for which `holds` is true."""
     names = [repr(name) for name, choice in NAMED[kind].items() if holds(choice)]
     return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
 
 @dataclass(frozen=True)
 class Chosen:
-    """The choices of an [algorithm] section with their facts, beside all of its words."""
+    """The choices of an [algorithm] section with their traits, and all of its settings."""
 
-    words: Mapping[str, Any]
+    settings: Mapping[str, Any]
     advantage: Choice
     region: Choice
     aggregation: Choice
     kl: Choice
     taught: bool = False
-    """A teacher adds a credit of either sign to every token."""
+    """Whether a teacher adds a credit of either sign to every token."""
 
     @classmethod
-    def of(cls, words: Mapping[str, Any], own: Own | None = None, *, taught: bool = False) -> Chosen:
-        return cls(words, **{kind: find_named(kind, words[field], own) for kind, field in FIELDS.items()}, taught=taught)
+    def of(cls, settings: Mapping[str, Any], own: Own | None = None, *, taught: bool = False) -> Chosen:
+        return cls(settings, **{kind: find_named(kind, settings[field], own) for kind, field in FIELDS.items()}, taught=taught)
 
     @property
     def all(self) -> tuple[Choice, ...]:
@@ -136,19 +136,19 @@ class Chosen:
 
     @property
     def known(self) -> bool:
-        """False while a user's function is not resolved: rules then wait."""
+        """False while a user's function is not resolved; no rule applies then."""
         return all(choice.known for choice in self.all)
 
     @property
     def data(self) -> str:
-        return str(self.words["data"])
+        return str(self.settings["data"])
 
 
 # -- presets -----------------------------------------------------------------------------------------------------------
 
 
 def make_preset(advantage: str, region: str, aggregation: str, *, kl_coef: float = 0.0, **others: Any) -> dict[str, Any]:
-    """The choices of a named algorithm. Without another word there is no KL, and a clip is PPO's, 0.2 to both sides."""
+    """The choices of a named algorithm. By default there is no KL, and a clip is PPO's: 0.2 on both sides."""
     clip = {"clip_low": 0.2, "clip_high": 0.2} if region == "clip" else {}
     return {"advantage": advantage, "region": region, **clip, "kl_coef": kl_coef, "aggregation": aggregation, **others}
 

@@ -1,14 +1,14 @@
-"""Dynamic sampling (DAPO, arXiv 2503.14476), the rules alone: which groups count, how many prompts to draw next, and what
-to say when the batch cannot be filled.
+"""Dynamic sampling (DAPO, arXiv 2503.14476): which groups are useful, how many prompts to draw next, and the message when
+the batch cannot be filled.
 
-A group is useful when it holds a success and a failure. Rounds of prompts are drawn until the batch has as many useful
-groups as a step is to train on, or the cap on rounds is reached:
+A group is useful if it has a success and a failure. Rounds of prompts are drawn until the batch has as many useful
+groups as a step trains on, or the maximum number of rounds is reached:
 
     counts = count_groups(verdicts of every group drawn in the step so far)
     more = count_prompts_to_draw(wanted - counts.useful, counts.useful, counts.drawn, most)
 
-Success is the verdict of the outcome part. A shaped reward (a length penalty, a share for the format) gives nearly
-every group some spread, and a filter on it would keep groups that are all right or all wrong.
+Success is decided by the outcome part. With a shaped reward (a length penalty, points for the format) nearly every group
+has some spread, and a filter on the reward would keep groups in which all are right or all are wrong.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 Verdicts = Sequence[bool | None]
-"""Success of each completion of a group. None: the outcome part did not speak."""
+"""Success of each completion of a group; None if the outcome part abstained."""
 
 Kind = Literal["useful", "too_easy", "too_hard", "unjudged"]
 
 ONE_SIDED = 0.75
-"""Share of the groups without signal from which on the task is called too easy or too hard, rather than uneven."""
+"""If at least this share of the groups without signal is of one kind, the task is called too easy or too hard."""
 
 
 def classify_group(verdicts: Verdicts) -> Kind:
-    """useful: successes and failures; too_easy: successes alone; too_hard: failures alone; unjudged: no verdict at all."""
+    """useful: successes and failures; too_easy: only successes; too_hard: only failures; unjudged: no verdict."""
     right, wrong = True in verdicts, False in verdicts
     if right and wrong:
         return "useful"
@@ -36,19 +36,14 @@ def classify_group(verdicts: Verdicts) -> Kind:
     return "too_hard" if wrong else "unjudged"
 
 
-def is_useful(verdicts: Verdicts) -> bool:
-    """Whether the group holds at least one success and one failure."""
-    return classify_group(verdicts) == "useful"
-
-
 def choose_groups(groups: Iterable[Verdicts], wanted: int) -> list[int]:
-    """Places of the groups to train on: the first `wanted` useful ones, in the order in which they were drawn."""
-    return [place for place, verdicts in enumerate(groups) if is_useful(verdicts)][:wanted]
+    """Indices of the groups to train on: the first `wanted` useful ones, in the order in which they were drawn."""
+    return [place for place, verdicts in enumerate(groups) if classify_group(verdicts) == "useful"][:wanted]
 
 
 @dataclass(frozen=True, slots=True)
 class GroupCounts:
-    """What became of the groups drawn in one step, over all its rounds."""
+    """Numbers of groups by kind, over all rounds of one step."""
 
     useful: int = 0
     too_easy: int = 0
@@ -66,13 +61,13 @@ def count_groups(groups: Iterable[Verdicts]) -> GroupCounts:
 
 
 def count_prompts_to_draw(missing: int, useful_so_far: int, drawn_so_far: int, most: int) -> int:
-    """Prompts of the next round: missing / (share of useful groups), rounded up; at least `missing`, never above `most`.
+    """Prompts of the next round: missing / (share of useful groups), rounded up; at least `missing`, at most `most`.
 
-    The share is (useful + 1) / (drawn + 2), the mean of a Beta(1, 1) prior after what was seen: with nothing drawn it is
-    1/2, and after a round without a useful group it is small, not 0.
+    The share is (useful + 1) / (drawn + 2), the posterior mean with a Beta(1, 1) prior: 1/2 before the first draw, and small
+    but not 0 after a round without a useful group.
     """
     if not 0 <= useful_so_far <= drawn_so_far or most < 1:
-        raise ValueError(f"{useful_so_far} useful of {drawn_so_far} groups drawn, at most {most} a round: not possible")
+        raise ValueError(f"{useful_so_far} useful of {drawn_so_far} groups drawn, at most {most} per round: impossible")
     if missing <= 0:
         return 0
     expected = -(-missing * (drawn_so_far + 2) // (useful_so_far + 1))  # whole numbers: exact, and rounded up
@@ -80,7 +75,7 @@ def count_prompts_to_draw(missing: int, useful_so_far: int, drawn_so_far: int, m
 
 
 def make_refill_metrics(counts: GroupCounts, rounds: int, wanted: int) -> dict[str, float]:
-    """`rounds` counts the first one too. Surplus groups are useful ones beyond the batch, which are not trained on."""
+    """Metrics of dynamic sampling. `rounds` includes the first round; surplus groups are useful but did not fit into the batch."""
     return {
         "rollout/rounds": rounds,
         "rollout/groups_drawn": counts.drawn,
@@ -91,7 +86,7 @@ def make_refill_metrics(counts: GroupCounts, rounds: int, wanted: int) -> dict[s
 
 
 def explain_difficulty(counts: GroupCounts, step: int, wanted: int) -> str:
-    """What it means, and what to do, when the rounds are used up and the batch is not full."""
+    """The message when all rounds are used and the batch is not full: the cause and what to do."""
     silent = counts.too_easy + counts.too_hard + counts.unjudged
     groups = f"{counts.drawn} groups drawn at step {step}"
     batch = f"the batch has {min(counts.useful, wanted)} of {wanted} groups"
@@ -99,8 +94,8 @@ def explain_difficulty(counts: GroupCounts, step: int, wanted: int) -> str:
     if silent and counts.unjudged >= ONE_SIDED * silent:
         return (
             f"the reward does not judge these completions: {counts.unjudged} of {groups} have no verdict ({counts.too_easy} all "
-            f"right, {counts.too_hard} all failed, {counts.useful} mixed); {batch}. Look at why the outcome part of "
-            "[[rewards]] abstains or fails: dynamic sampling has nothing else to go by."
+            f"right, {counts.too_hard} all failed, {counts.useful} mixed); {batch}. Check why the outcome part of "
+            "[[rewards]] abstains or fails: dynamic sampling depends on it."
         )
     if silent and counts.too_hard >= ONE_SIDED * silent:
         return (
@@ -112,10 +107,10 @@ def explain_difficulty(counts: GroupCounts, step: int, wanted: int) -> str:
         return (
             f"the task is too easy for this policy: in {counts.too_easy} of {groups} every completion was right "
             f"({counts.too_hard} all failed, {counts.useful} mixed{unjudged}); {batch}. Use harder prompts, or "
-            'prompt_choice = "informative", which draws solved ones less often; if all are solved, the run is done.'
+            'prompt_choice = "informative", which draws solved prompts less often; if all are solved, the run is done.'
         )
     return (
         f"too few prompts are of the right difficulty for this policy: of {groups}, {counts.too_easy} were all right and "
         f"{counts.too_hard} all failed ({counts.useful} mixed{unjudged}); {batch}. Use prompt_choice = "
-        '"informative", which prefers those in between, a larger group_size, or more refill_rounds.'
+        '"informative", which prefers prompts of medium difficulty, a larger group_size, or more refill_rounds.'
     )

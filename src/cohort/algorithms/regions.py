@@ -1,9 +1,8 @@
-"""Ratio and trust region: how far one update may move the policy. One value per trained token; nothing is reduced here.
+"""Ratio and trust region: how far one update can move the policy; and the KL estimators. One value per trained token, never reduced.
 
-The suffix M counts trained tokens: exactly the tokens the policy sampled and we train on, laid flat. Padding does not
-exist here, so it cannot leak into an exp. `row_M` says which completion a token belongs to; a completion is never split
-over micro-batches, so sums over it are whole. A region with one value per completion gives that value to each of its
-tokens, and `sequence_mean` weights turn it into the mean over completions.
+The suffix M counts trained tokens: the tokens that the policy sampled and that are trained on, in one flat tensor without padding.
+`row_M` is the completion of each token; a completion is never split over micro-batches, so sums over it are complete. A region with
+one value per completion gives that value to each of its tokens, and `sequence_mean` weights turn it into the mean over completions.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cohort.algorithms.registry import Word, kl, region
+from cohort.algorithms.registry import Setting, kl, region
 from cohort.base.importing import LazyModule
 
 if TYPE_CHECKING:
@@ -21,25 +20,25 @@ else:
     torch = LazyModule("torch")
 
 LOG_RATIO_LIMIT = 20.0
-"""exp(20) is 5e8: far outside any trust region, still finite, also when squared in a gradient norm."""
+"""exp(20) is 5e8: far outside any trust region, but finite even when squared in a gradient norm."""
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """The trained tokens of one micro-batch, laid flat."""
+    """The trained tokens of one micro-batch in flat tensors."""
 
     policy_logprobs_M: Tensor
-    """Under the policy as it is now, with gradient."""
+    """Under the current policy, with gradient."""
     old_logprobs_M: Tensor
-    """Under the policy that sampled; the detached ones of now where that is the same policy."""
+    """Under the policy that sampled; if that is the current policy, policy_logprobs_M detached."""
     sampling_logprobs_M: Tensor
-    """As the engine gave them."""
+    """From the engine."""
     advantages_M: Tensor
     row_M: Tensor
-    """The completion that each token belongs to."""
+    """The completion of each token."""
     num_rows: int
     ref_logprobs_M: Tensor | None = None
-    """Under the reference, where there is one."""
+    """Under the reference, if there is one."""
     group_B: Tensor | None = None
     """The group of each completion."""
 
@@ -49,10 +48,10 @@ class Surrogate:
     loss_M: Tensor
     ratio_M: Tensor
     below_M: Tensor
-    """Tokens whose gradient the region took away (cispo: whose weight it cut), below and above 1."""
+    """Tokens that the region clipped (cispo: whose weight it capped), with ratios below and above 1."""
     above_M: Tensor
     margin_M: Tensor | None = None
-    """A preference objective: how far each token's pair lies apart."""
+    """With a preference objective: the margin of each token's pair."""
 
 
 def ratio(policy_logprobs_M: Tensor, old_logprobs_M: Tensor) -> Tensor:
@@ -65,7 +64,7 @@ def exp_limited(log_ratio_M: Tensor) -> Tensor:
 
 
 def sum_over_rows(values_M: Tensor, row_M: Tensor, num_rows: int) -> Tensor:
-    """The sum over each token's completion, at every one of its tokens."""
+    """The sum over each token's completion, repeated for each of its tokens."""
     return values_M.new_zeros(num_rows).index_add(0, row_M, values_M)[row_M]
 
 
@@ -80,13 +79,13 @@ def clipped_surrogate(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, cl
 
 @region(idle_at_zero=True, zero_on_policy=True)
 def clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -> Surrogate:
-    """Each token by its own ratio (PPO, GRPO); a higher upper limit is DAPO's clip-higher."""
+    """Clips the ratio of each token (PPO, GRPO); a higher upper limit is DAPO's clip-higher."""
     return _clipped(ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M), tokens.advantages_M, clip_low, clip_high)
 
 
 @region(idle_at_zero=True, zero_on_policy=True)
 def dual_clip(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2, dual_clip: float = 3.0) -> Surrogate:
-    """As clip, and for A < 0 the loss of a token stops at dual_clip |A|: a ratio that explodes cannot dominate the batch."""
+    """As clip, and for A < 0 the loss of a token is at most dual_clip |A|, so an exploding ratio cannot dominate the batch."""
     advantages_M = tokens.advantages_M
     once = _clipped(ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M), advantages_M, clip_low, clip_high)
     negative_M = advantages_M < 0
@@ -111,7 +110,7 @@ def sequence(tokens: Tokens, *, clip_low: float = 0.2, clip_high: float = 0.2) -
 
 @region(idle_at_zero=True)
 def cispo(tokens: Tokens, *, ratio_cap: float = 5.0) -> Surrogate:
-    """-stopgrad(min(rho, cap)) A log pi: the weight is capped, but every token keeps its gradient."""
+    """-stopgrad(min(rho, cap)) A log pi: the weight is capped, and every token keeps its gradient."""
     ratio_M = ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M).detach()
     loss_M = -ratio_M.clamp(max=ratio_cap) * tokens.advantages_M * tokens.policy_logprobs_M
     return Surrogate(loss_M, ratio_M, torch.zeros_like(ratio_M, dtype=torch.bool), ratio_M > ratio_cap)
@@ -119,13 +118,13 @@ def cispo(tokens: Tokens, *, ratio_cap: float = 5.0) -> Surrogate:
 
 @region(
     idle_at_zero=True,
-    words=[
-        Word("soft_up", 1.0, "soft: how soon the push on a token fades as its ratio leaves 1, where A > 0.", gt=0),
-        Word("soft_down", 1.05, "soft: the same where A < 0; larger fades sooner.", gt=0, down_only=True),
+    settings=[
+        Setting("soft_up", 1.0, "soft: how fast the gradient of a token decays as its ratio leaves 1, for A > 0.", gt=0),
+        Setting("soft_down", 1.05, "soft: the same for A < 0; larger decays faster.", gt=0, down_only=True),
     ],
 )
 def soft(tokens: Tokens, *, soft_up: float = 1.0, soft_down: float = 1.05) -> Surrogate:
-    """SAPO: -(4 / tau) sigmoid(tau (rho - 1)) A. Nothing is cut: the push fades as the ratio leaves 1; on-policy the loss is -2A / tau."""
+    """SAPO: -(4 / tau) sigmoid(tau (rho - 1)) A. No clip: the gradient decays as the ratio leaves 1; on-policy the loss is -2A / tau."""
     advantages_M = tokens.advantages_M
     ratio_M = ratio(tokens.policy_logprobs_M, tokens.old_logprobs_M)
     tau_M = torch.full_like(advantages_M, soft_down).masked_fill(advantages_M > 0, soft_up)
@@ -137,18 +136,22 @@ def soft(tokens: Tokens, *, soft_up: float = 1.0, soft_down: float = 1.05) -> Su
     idle_at_zero=True,
     zero_on_policy=True,
     corrects_mismatch=True,
-    words=[
-        Word(
-            "divergence_limit", 0.15, "divergence: how far a token's probability may move before its push is taken.", gt=0, lt=1
+    settings=[
+        Setting(
+            "divergence_limit",
+            0.15,
+            "divergence: how far the probability of a token can change before its gradient is removed.",
+            gt=0,
+            lt=1,
         ),
-        Word("divergence_cap", 0.0, "divergence: the ratio that weighs a token is capped here (20 is usual); 0: off.", ge=0),
+        Setting("divergence_cap", 0.0, "divergence: upper limit of the ratio that weighs a token (20 is usual); 0: off.", ge=0),
     ],
 )
 def divergence(tokens: Tokens, *, divergence_limit: float = 0.15, divergence_cap: float = 0.0) -> Surrogate:
-    """DPPO: -rho A with rho = pi / mu, and 0 where pi lies further than divergence_limit from mu and A pushes it further.
+    """DPPO: -rho A with rho = pi / mu, and 0 where |pi - mu| > divergence_limit and the update would increase it.
 
-    mu is the probability with which the engine sampled the token, in the ratio and in the limit: a gap between engine and
-    trainer is inside both. A rare token may double its probability, a likely one may not. The cap drops no token, as in cispo.
+    mu is the engine's probability of the sampled token, so ratio and limit both include the mismatch between engine and
+    trainer. A rare token can double its probability, a likely one cannot. The cap drops no token, as in cispo.
     """
     policy_M, sampling_M, advantages_M = tokens.policy_logprobs_M, tokens.sampling_logprobs_M, tokens.advantages_M
     ratio_M = ratio(policy_M, sampling_M)
@@ -161,7 +164,7 @@ def divergence(tokens: Tokens, *, divergence_limit: float = 0.15, divergence_cap
 
 @region(needs_ratio=False, idle_at_zero=True)
 def none(tokens: Tokens) -> Surrogate:
-    """-A log pi: REINFORCE, RLOO, RFT and SFT. Nothing bounds the update; on stale data nothing corrects it either."""
+    """-A log pi: REINFORCE, RLOO, RFT and SFT. The update is not bounded, and stale data is not corrected."""
     return unbounded(-tokens.advantages_M * tokens.policy_logprobs_M)
 
 
@@ -175,7 +178,7 @@ def _clipped(ratio_M: Tensor, advantages_M: Tensor, clip_low: float, clip_high: 
 
 
 def unbounded(loss_M: Tensor, margin_M: Tensor | None = None) -> Surrogate:
-    """A loss without a ratio: nothing is cut."""
+    """A loss without a ratio, where no token is clipped."""
     nowhere_M = torch.zeros_like(loss_M, dtype=torch.bool)
     return Surrogate(loss_M, torch.ones_like(loss_M), nowhere_M, nowhere_M, margin_M)
 
@@ -211,7 +214,7 @@ def dpo(
 def compute_mismatch_weights(
     old_logprobs_M: Tensor, sampling_logprobs_M: Tensor, row_M: Tensor, num_rows: int, kind: str, cap: float
 ) -> Tensor:
-    """Importance weights pi_old / pi_engine, per token or completion, cut at cap or 0 outside [1 / cap, cap]. No gradient."""
+    """Importance weights pi_old / pi_engine, per token or completion, capped, or 0 outside [1 / cap, cap]. No gradient."""
     level, _, treatment = kind.partition("_")
     log_ratio_M = (old_logprobs_M - sampling_logprobs_M).detach()
     if level == "sequence":
@@ -225,23 +228,28 @@ def compute_mismatch_weights(
 
 # -- the KL to the reference -------------------------------------------------------------------------------------------
 
+# Estimators of KL(policy || reference) from the sampled tokens (Schulman, "Approximating KL divergence"). As values all three are close
+# to the KL; in a loss the gradient matters. On-policy, averaged over all outcomes, the gradient of k2 is that of the KL, that of k1 is
+# 0, and that of k3 is that of the other KL(reference || policy). Multiplied by the ratio, with its gradient (`corrected`), k1 and k3 have
+# the gradient of the KL. In the reward only k1 has it. tests/algorithms/test_kl.py computes all of these on a vocabulary of eight.
+
 
 @kl(gradient="none", fits_reward=True)
 def k1(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
-    """log policy - log ref: unbiased, and negative as often as not."""
+    """log policy - log ref: unbiased, and often negative."""
     return policy_logprobs_M - ref_logprobs_M
 
 
 @kl(gradient="kl")
 def k2(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
-    """(log policy - log ref)^2 / 2: never negative, biased as a value, right as a gradient."""
+    """(log policy - log ref)^2 / 2: never negative; a biased value with the correct gradient."""
     return 0.5 * (policy_logprobs_M - ref_logprobs_M).square()
 
 
 @kl(gradient="reverse")
 def k3(policy_logprobs_M: Tensor, ref_logprobs_M: Tensor) -> Tensor:
     """exp(d) - d - 1 with d = log ref - log policy: never negative, unbiased, low variance. GRPO's choice."""
-    # Only the side that explodes is clamped: far below 0 the policy has left the reference, and the pull back must stay.
+    # Only the side that explodes is clamped: far below 0 the policy has left the reference, and the gradient back must remain.
     difference_M = (ref_logprobs_M - policy_logprobs_M).clamp(max=LOG_RATIO_LIMIT)
     # expm1 keeps full precision where it matters most, near d = 0.
     return torch.expm1(difference_M) - difference_M

@@ -1,17 +1,16 @@
-"""What a named choice of the objective is: a function, and the facts about it that rules, words, docs and tests ask for.
+"""A named choice of the objective: a function and its traits, which rules, messages, docs and tests read.
 
     @advantage(never_negative=True)
     def binary(success_PG, scored_PG): ...
 
-    @region(words=[Word("soft_up", 1.0, "...", gt=0)])
+    @region(settings=[Setting("soft_up", 1.0, "...", gt=0)])
     def soft(tokens, *, soft_up): ...
 
-What a function *reads* are its positional parameters: an advantage is handed what it names (READABLE below), a region one
-record of tokens, an aggregation the lengths. What it is *told* are its keyword-only parameters: words of [algorithm] in the
-recipe. A word that is there already (clip_low, gamma) is read by naming it; a new one is declared with `words=`. Whether a
-word acts beside some choices is then no opinion: it acts if one of them names it.
+The positional parameters of a function are its inputs: an advantage gets those it names (READABLE below), a region one record of
+tokens, an aggregation the lengths. The keyword-only parameters are keys of [algorithm] in the recipe: an existing key (clip_low, gamma)
+is used by naming it, a new one is declared with `settings=`. So a key has an effect exactly if one of the chosen functions names it.
 
-A decorator only attaches the facts; algorithms/named.py lists the built-in choices, recipe/user_functions.py resolves a user's.
+A decorator only attaches the traits; algorithms/named.py lists the built-in choices, recipe/user_functions.py resolves a user's.
 """
 
 from __future__ import annotations
@@ -28,76 +27,76 @@ Kind = Literal["advantage", "region", "aggregation", "kl"]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 SAMPLED = frozenset({"policy", "start"})
-"""Data sources that sample: completions in groups, judged by the reward functions."""
+"""Data sources that sample: completions in groups, scored by the reward functions."""
 
 READABLE: dict[Kind, dict[str, str]] = {
     "advantage": {
-        "rewards_PG": "reward of every completion, by group; 0 where it has none",
-        "scored_PG": "whether it counts: scored, and in a group that is not left out",
-        "success_PG": "whether the outcome part called it a success",
-        "parts_PG": "value of every reward part before weighting, by name of the part; NaN where it abstained",
+        "rewards_PG": "reward of every completion, by group; 0 if it has none",
+        "scored_PG": "True for scored completions in groups that are trained on",
+        "success_PG": "True where the outcome part is a success",
+        "parts_PG": "value of every reward part before weighting, by its name; NaN where it abstained",
         "weights": "weight of every reward part, by name",
-        "token_rewards_N": "rewards of the trained tokens of every trained completion, the KL included where it is in the reward",
+        "token_rewards_N": "rewards of the trained tokens of every trained completion, including a KL in the reward",
         "values_N": "the critic's values of the same tokens",
-        "steps_N": "(token that ends a step, reward of the step) of every completion that is trained on",
-        "lengths_N": "its tokens",
+        "steps_N": "(last token of a step, its reward) of every trained completion",
+        "lengths_N": "number of its tokens",
         "groups_N": "its group",
     },
     "region": {"tokens": "log-probs, advantages and rows of the trained tokens of a micro-batch (regions.Tokens)"},
     "aggregation": {
         "lengths_N": "trained tokens of every completion of the optimizer batch",
         "groups_N": "its group",
-        "max_completion_tokens": "where completions are cut",
+        "max_completion_tokens": "the length at which completions are truncated",
     },
     "kl": {
         "policy_logprobs_M": "log-probs of the trained tokens under the policy",
         "ref_logprobs_M": "the same under the reference",
     },
 }
-"""What a function may name as a positional parameter, by kind."""
+"""The inputs that a function can name as positional parameters, by kind."""
 
 
 @dataclass(frozen=True)
 class AdvantageTraits:
     compares_group: bool = True
-    """It compares a completion with others of its group: a group of one, or of equals, teaches nothing."""
+    """It compares the completions of a group, so a group of one, or with equal rewards, gives no signal."""
     per_token: bool = False
     """It credits single tokens."""
     never_negative: bool = False
-    """It pushes nothing down."""
+    """No completion gets a negative advantage."""
     needs_teacher: bool = False
-    """It credits nothing: without a teacher nothing is learned."""
+    """All advantages are 0: nothing is learned without a teacher."""
     fits: frozenset[str] = SAMPLED
-    """Data sources it makes sense on."""
+    """Data sources that it fits."""
 
 
 @dataclass(frozen=True)
 class RegionTraits:
     needs_ratio: bool = True
-    """It compares the policy with the one that sampled, and needs log-probs of that."""
+    """It uses the ratio to the policy that sampled, and needs that policy's log-probs."""
     corrects_mismatch: bool = False
-    """Its ratio is to the engine's own log-probs: a gap to the trainer is inside it, and no forward for old ones is spent."""
+    """Its ratio uses the engine's own log-probs, so it includes the mismatch with the trainer and needs no forward pass for old log-probs."""
     idle_at_zero: bool = False
-    """A token of advantage 0 is not pushed, so its forward can be left out."""
+    """A token with advantage 0 has no gradient, so its forward pass can be skipped."""
     zero_on_policy: bool = False
-    """On-policy its loss is -A for every token: 0 over a group whose advantages sum to 0."""
+    """On-policy the loss of every token is -A: 0 over a group whose advantages sum to 0."""
     one_value: bool = False
-    """It gives a completion one value, the same at each of its tokens."""
+    """All tokens of a completion have the same loss."""
     preference: bool = False
-    """It compares two completions of a group: groups stay together, and hold the best and the worst alone."""
+    """It compares two completions of a group: groups stay together and are reduced to the best and the worst completion."""
 
 
 @dataclass(frozen=True)
 class AggregationTraits:
-    pass
+    """An aggregation has no traits."""
 
 
 @dataclass(frozen=True)
 class KLTraits:
     gradient: Literal["kl", "reverse", "none"] = "reverse"
-    """What its expected gradient in the loss is: that of the KL, of the KL the other way round, or 0."""
+    """Its expected gradient in the loss: that of KL(policy || reference), of KL(reference || policy), or 0."""
     fits_reward: bool = False
-    """In the reward it has the gradient of the KL."""
+    """As part of the reward it has the gradient of the KL."""
 
 
 Traits = AdvantageTraits | RegionTraits | AggregationTraits | KLTraits
@@ -110,8 +109,8 @@ TRAITS: dict[Kind, type[Any]] = {
 
 
 @dataclass(frozen=True)
-class Word:
-    """A parameter of a choice, as the recipe shows it: its default says its type, and the bounds what is refused."""
+class Setting:
+    """A key that a choice adds to [algorithm]. Its type is the type of the default; values outside the bounds are refused."""
 
     name: str
     default: float | int | bool | str
@@ -121,7 +120,7 @@ class Word:
     lt: float | None = None
     le: float | None = None
     down_only: bool = False
-    """It acts on tokens that are pushed down alone."""
+    """It acts only on tokens with a negative advantage."""
 
     @property
     def bounds(self) -> dict[str, float]:
@@ -131,7 +130,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Choice:
-    """One named choice. Without its function where another process resolved it and only the facts are needed."""
+    """One named choice. The function is missing if another process resolved it and only the traits are needed."""
 
     kind: Kind
     name: str
@@ -139,20 +138,20 @@ class Choice:
     traits: Any
     reads: tuple[str, ...]
     parameters: tuple[str, ...]
-    """Words it is told, in the order of its signature."""
-    words: tuple[Word, ...] = ()
-    """Those of them that it declares itself."""
+    """Its keyword-only parameters, in the order of the signature."""
+    settings: tuple[Setting, ...] = ()
+    """The parameters that it declares itself."""
     function: Callable[..., Any] | None = field(default=None, compare=False, repr=False)
     known: bool = True
-    """False: a user's function that nobody has resolved yet. Nothing is said or refused for its sake."""
+    """False for a user's function before it is resolved: no rule applies to it yet."""
     digest: str = ""
-    """Of a user's source; "": it is built in, or nobody has resolved it yet."""
+    """SHA-256 of a user's source; "" for a built-in choice, or before it is resolved."""
     defaults: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Of a user's parameters, where they have one."""
+    """Defaults of a user's parameters."""
 
     @property
     def reads_reward(self) -> bool:
-        """Whether the summed reward of a completion enters: a KL or a learned score put into it then acts."""
+        """Whether it uses the summed reward of a completion, so that a KL or a learned score in the reward has an effect."""
         return not self.known or bool({"rewards_PG", "token_rewards_N"} & {*self.reads})
 
     @property
@@ -164,17 +163,17 @@ class Choice:
     def reads_success(self) -> bool:
         return "success_PG" in self.reads
 
-    def select_words(self, told: Mapping[str, Any]) -> dict[str, Any]:
-        """The words to name with it: not the KL's, which stands elsewhere, nor a switch of its own that is off."""
-        switches = {word.name for word in self.words if not word.default}
-        named = {name: told[name] for name in self.parameters if name != "kl_coef"}
+    def select_shown(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """The values to show with it: not kl_coef, which is shown with the KL, nor its own switches that are off."""
+        switches = {setting.name for setting in self.settings if not setting.default}
+        named = {name: values[name] for name in self.parameters if name != "kl_coef"}
         return {name: value for name, value in named.items() if value or name not in switches}
 
-    def call(self, told: Mapping[str, Any], **inputs: Any) -> Any:
-        """What the function says, given the words it names and, of the inputs, what it reads."""
+    def call(self, parameters: Mapping[str, Any], **inputs: Any) -> Any:
+        """The function's result for its parameters and those of the inputs that it reads."""
         assert self.function is not None, f"{self.kind} {self.name!r} was not resolved"
         try:
-            return self.function(*(inputs[name] for name in self.reads), **told)
+            return self.function(*(inputs[name] for name in self.reads), **parameters)
         except (Exception, SystemExit) as problem:
             if not self.digest:
                 raise
@@ -182,35 +181,35 @@ class Choice:
 
 
 class BadChoice(ValueError):
-    """Why a function cannot be a choice, in words."""
+    """Why a function cannot be a choice."""
 
 
 def make_choice(
-    kind: Kind, function: Callable[..., Any], name: str, words: Sequence[Word], traits: Mapping[str, Any]
+    kind: Kind, function: Callable[..., Any], name: str, settings: Sequence[Setting], traits: Mapping[str, Any]
 ) -> Choice:
-    """The facts of a function, from its signature, its docstring and its decorator."""
+    """The choice of a function: its inputs, parameters and traits, from its signature, docstring and decorator."""
     unknown = sorted(set(traits) - {known.name for known in fields(TRAITS[kind])})
     if unknown:
         raise BadChoice(
-            f"{kind} {name!r}: no such trait: {', '.join(unknown)}; there are {', '.join(list_traits(kind)) or 'none'}"
+            f"{kind} {name!r}: no such trait: {', '.join(unknown)}; known: {', '.join(list_traits(kind)) or 'none'}"
         )
     reads, parameters = read_signature(kind, function, name)
-    undeclared = sorted({word.name for word in words} - set(parameters))
+    undeclared = sorted({setting.name for setting in settings} - set(parameters))
     if undeclared:
-        raise BadChoice(f"{kind} {name!r} declares {', '.join(undeclared)}, which its signature does not name after a *")
+        raise BadChoice(f"{kind} {name!r} declares {', '.join(undeclared)}, but its signature has no such parameter after a *")
     sentence = (inspect.getdoc(function) or "").split("\n\n")[0].replace("\n", " ")
-    return Choice(kind, name, sentence, TRAITS[kind](**traits), reads, tuple(parameters), tuple(words), function)
+    return Choice(kind, name, sentence, TRAITS[kind](**traits), reads, tuple(parameters), tuple(settings), function)
 
 
 def read_signature(kind: Kind, function: Callable[..., Any], name: str) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """(what it reads, keyword-only parameter -> its default, or MISSING)."""
+    """(names of its inputs, keyword-only parameter -> its default, or MISSING)."""
     reads: list[str] = []
-    told: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.KEYWORD_ONLY:
-            told[parameter.name] = MISSING if parameter.default is parameter.empty else parameter.default
+            parameters[parameter.name] = MISSING if parameter.default is parameter.empty else parameter.default
         elif parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise BadChoice(f"{kind} {name!r} takes {parameter}: name what it reads, so that only that is computed.")
+            raise BadChoice(f"{kind} {name!r} takes {parameter}: name its inputs, so that only those are computed.")
         elif kind == "region" and not reads:
             reads.append("tokens")  # its one record may have any name
         else:
@@ -219,9 +218,9 @@ def read_signature(kind: Kind, function: Callable[..., Any], name: str) -> tuple
     if unknown or not reads:
         wrong = f"reads {', '.join(map(repr, unknown))}" if unknown else "reads nothing"
         raise BadChoice(
-            f"{kind} {name!r} {wrong}; there is {', '.join(READABLE[kind])}. Parameters of its own stand after a * in its signature."
+            f"{kind} {name!r} {wrong}; the inputs are {', '.join(READABLE[kind])}. Its parameters follow a * in the signature."
         )
-    return tuple(reads), told
+    return tuple(reads), parameters
 
 
 def list_traits(kind: Kind) -> list[str]:
@@ -229,42 +228,42 @@ def list_traits(kind: Kind) -> list[str]:
 
 
 def assume_choice(kind: Kind, name: str) -> Choice:
-    """A user's function before anybody has imported it: nothing is known but its name."""
+    """A user's function before it is imported: only its name is known."""
     return Choice(kind, name, "", TRAITS[kind](), (), (), known=False)
 
 
 def _make_choice_decorator(
-    kind: Kind, name: str, words: Sequence[Word], traits: Mapping[str, Any]
+    kind: Kind, name: str, settings: Sequence[Setting], traits: Mapping[str, Any]
 ) -> Callable[[Function], Function]:
     def attach(function: Function) -> Function:
-        made = make_choice(kind, function, name or function.__name__, words, traits)
+        made = make_choice(kind, function, name or function.__name__, settings, traits)
         function.choice = made  # type: ignore[attr-defined]
         return function
 
     return attach
 
 
-def advantage(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
-    """What a completion, or a token, is credited with. Traits: AdvantageTraits."""
-    return _make_choice_decorator("advantage", name, words, traits)
+def advantage(name: str = "", *, settings: Sequence[Setting] = (), **traits: Any) -> Callable[[Function], Function]:
+    """Register an advantage: the credit of a completion or a token. Traits: AdvantageTraits."""
+    return _make_choice_decorator("advantage", name, settings, traits)
 
 
-def region(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
-    """How far an update may move the policy: tokens in, a loss for each of them out. Traits: RegionTraits."""
-    return _make_choice_decorator("region", name, words, traits)
+def region(name: str = "", *, settings: Sequence[Setting] = (), **traits: Any) -> Callable[[Function], Function]:
+    """Register a trust region: tokens in, one loss per token out. Traits: RegionTraits."""
+    return _make_choice_decorator("region", name, settings, traits)
 
 
-def aggregation(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
-    """How tokens become one number: the weight of a token of each completion."""
-    return _make_choice_decorator("aggregation", name, words, traits)
+def aggregation(name: str = "", *, settings: Sequence[Setting] = (), **traits: Any) -> Callable[[Function], Function]:
+    """Register an aggregation: the weight of one token of each completion."""
+    return _make_choice_decorator("aggregation", name, settings, traits)
 
 
-def kl(name: str = "", *, words: Sequence[Word] = (), **traits: Any) -> Callable[[Function], Function]:
-    """An estimator of the KL to the reference, from the sampled tokens. Traits: KLTraits."""
-    return _make_choice_decorator("kl", name, words, traits)
+def kl(name: str = "", *, settings: Sequence[Setting] = (), **traits: Any) -> Callable[[Function], Function]:
+    """Register an estimator of the KL to the reference, from the sampled tokens. Traits: KLTraits."""
+    return _make_choice_decorator("kl", name, settings, traits)
 
 
 def find_choice(function: Callable[..., Any]) -> Choice | None:
-    """The facts that a decorator attached."""
+    """The choice that a decorator attached to a function."""
     found = getattr(function, "choice", None)
     return found if isinstance(found, Choice) else None

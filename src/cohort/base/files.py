@@ -1,4 +1,4 @@
-"""Files that appear whole or not at all, are read whatever state they are in, or hold a folder for one process."""
+"""Files: atomic writes, tolerant reads of JSON, and locks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cohort.base.interrupts import defer_interrupts
 
 
 def write_whole(path: Path, text: str) -> Path:
-    """Replace a file in one move, so that a reader never sees half of it; gives its path."""
+    """Write a file atomically, so that a reader never sees half of it; returns its path."""
     with defer_interrupts():
         path.parent.mkdir(parents=True, exist_ok=True)
         temporary = path.with_name(f"{path.name}.tmp")
@@ -21,7 +21,7 @@ def write_whole(path: Path, text: str) -> Path:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The JSON object in a file; {} where there is none, or the file holds something else."""
+    """The JSON object in a file; {} if the file is missing or contains something else."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -30,7 +30,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
 
 def lock_file(path: Path) -> IO[str] | None:
-    """The file, held for this process until it is closed or the process ends, however it ends; None where another holds it."""
+    """Lock a file for this process until the returned stream is closed or the process ends; None if another process has the lock."""
     stream = path.open("a+")
     try:
         fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -41,12 +41,12 @@ def lock_file(path: Path) -> IO[str] | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether another process holds the file by `lock_file`; it need only be readable."""
+    """Whether another process has locked the file with `lock_file`; read permission suffices."""
     try:
         with path.open() as stream:
             fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError:  # not there, or a file system without locks
+    except OSError:  # missing, or a file system without locks
         return False
     return False

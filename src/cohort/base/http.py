@@ -1,8 +1,7 @@
-"""HTTP/1.1 over asyncio, as much as a trainer needs: one GET or POST on one connection, bounded in time and size.
+"""A minimal HTTP/1.1 client over asyncio: one GET or POST per connection, with limits on time and size.
 
-Written by hand because no HTTP client is among the dependencies, and because what matters here is what it refuses: it follows
-no redirect (the key goes to the named host alone), reads no more than a bound, and says nothing of the key in any message. Proxies
-are not used.
+Written by hand because no dependency is an HTTP client, and because it must be strict: it follows no redirects (the key goes only to
+the named host), reads at most a given number of bytes, and never shows the key in a message. Proxies are not used.
 """
 
 from __future__ import annotations
@@ -26,17 +25,17 @@ T = TypeVar("T")
 MAX_LINE_BYTES = 32_768
 MAX_HEADERS = 200
 CONNECT_S = 5.0
-"""For one address: a host may have several, of which the first is dead."""
+"""Per address: the first address of a host may not answer."""
 SHOWN_CHARS = 200
 HEADER_WORD = re.compile(r"[\x21-\x7e]*")
-"""What a path, or a key, may consist of: anything else could end the line that it stands in."""
+"""Valid characters of a path or a key; others could end the header line."""
 FAILURES = (OSError, EOFError, asyncio.LimitOverrunError, ValueError)
-"""What `send` raises where there is no response, or none that may be read."""
+"""Exceptions of `send` if there is no response, or an unacceptable one."""
 
 
 @dataclass
 class Endpoint:
-    """Where requests go, and the key that this server alone is told."""
+    """The address of a server, and the key that is sent only to it."""
 
     host: str
     port: int
@@ -44,31 +43,31 @@ class Endpoint:
     tls: bool
     key: str = field(default="", repr=False)
     max_bytes: int = 1_000_000
-    """Of a response's body."""
+    """Limit for the body of a response."""
     addresses: list[str] = field(default_factory=list)
 
     @classmethod
     def parse(cls, address: str, suffix: str, key_word: str, example: str) -> Endpoint:
-        """`suffix`: what the path ends in, given or not; `key_word`: where a key is told instead; `example`: an address that
-        would do, for messages. Raises ValueError."""
+        """Parse an address. `suffix`: appended to the path if missing; `key_word`: where a key belongs instead; `example`: a valid
+        address for messages. Raises ValueError."""
         try:
             parts = urlsplit(address)
             port = parts.port
             host = (parts.hostname or "").encode("idna").decode()
         except (ValueError, UnicodeError) as problem:
-            raise ValueError(f'not an address ({problem}); it is like "{example}".') from None
+            raise ValueError(f'not an address ({problem}); write one like "{example}".') from None
         if parts.username is not None or parts.password is not None:
-            raise ValueError(f"it holds a name or password, which would stand in the recipe; use {key_word}.")
+            raise ValueError(f"it contains a name or password, which would be visible in the recipe; use {key_word}.")
         if parts.scheme not in ("http", "https") or not host or parts.query or parts.fragment:
             raise ValueError(f'{address!r} is not like "{example}" (http or https, no query).')
         if not HEADER_WORD.fullmatch(parts.path):
-            raise ValueError(f"the path of {address!r} holds characters that an address cannot have.")
+            raise ValueError(f"the path of {address!r} has invalid characters.")
         tls = parts.scheme == "https"
         path = parts.path.rstrip("/").removesuffix(suffix) + suffix
         return cls(host, port or (443 if tls else 80), path, tls)
 
     def clean(self, text: str, length: int | None = SHOWN_CHARS) -> str:
-        """Text of the server without the key. First that, then the cut: half a key is a secret too."""
+        """Text from the server without the key. Redact before truncating, or part of the key could leak."""
         if self.key:
             text = text.replace(self.key, "[key]")
         return text if length is None else make_printable(text[:length])
@@ -82,13 +81,13 @@ class Response:
 
 
 def find_addresses(endpoint: Endpoint, limit_s: float) -> list[str]:
-    """Addresses of the host. In a thread that may be left behind: a resolver has no time limit, and asyncio would wait for
-    its own threads at the end."""
+    """The addresses of the host. Runs in a thread that can be abandoned: a resolver has no time limit, and asyncio would wait for
+    its own threads at exit."""
     look_up = functools.partial(socket.getaddrinfo, endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
     try:
         found = run_with_limit(look_up, min(limit_s, 2 * CONNECT_S))
     except TimeoutError:
-        raise OSError("the look-up took too long") from None
+        raise OSError("the look-up timed out") from None
     except UnicodeError as problem:
         raise OSError(str(problem)) from None
     return list(dict.fromkeys(str(entry[4][0]) for entry in found))
@@ -115,12 +114,12 @@ async def open_connection(endpoint: Endpoint) -> AsyncIterator[tuple[asyncio.Str
     try:
         yield reader, writer
     finally:
-        writer.transport.abort()  # at once: a server that does not read would keep a polite close waiting
+        writer.transport.abort()  # a server that does not read would block a graceful close
 
 
 @functools.cache
 def trusted_certificates() -> ssl.SSLContext:
-    """The certificates of this machine, read once."""
+    """The trusted certificates of this machine, loaded once."""
     return ssl.create_default_context()
 
 
@@ -129,8 +128,8 @@ async def post(endpoint: Endpoint, body: bytes) -> Response:
 
 
 async def send(endpoint: Endpoint, path: str, body: bytes | None = None, max_bytes: int = 0) -> Response:
-    """The response to one request: a POST of JSON, or a GET where there is no body. Raises one of FAILURES; how long it may take
-    is the caller's to say (asyncio.timeout). max_bytes: of this response, in place of the endpoint's."""
+    """Send one request, a POST of JSON or a GET if there is no body, and return the response. Raises one of FAILURES. The caller sets
+    the time limit (asyncio.timeout). max_bytes: limit for this response instead of the endpoint's."""
     host = f"[{endpoint.host}]" if ":" in endpoint.host else endpoint.host
     usual = endpoint.port == (443 if endpoint.tls else 80)
     head = [
@@ -145,7 +144,7 @@ async def send(endpoint: Endpoint, path: str, body: bytes | None = None, max_byt
     ]
     async with open_connection(endpoint) as (reader, writer):
         writer.write("\r\n".join([*head, "", ""]).encode("ascii") + (body or b""))
-        with contextlib.suppress(ConnectionError):  # a server may refuse before it has read everything
+        with contextlib.suppress(ConnectionError):  # a server may answer before it has read everything
             await writer.drain()
         status = 100
         while status < 200:
@@ -168,13 +167,13 @@ async def read_head(reader: asyncio.StreamReader) -> tuple[int, dict[str, str]]:
 
 
 async def read_line(reader: asyncio.StreamReader) -> str:
-    """Up to the limit of the stream, beyond which readuntil raises."""
+    """The next line; readuntil raises beyond the limit of the stream."""
     return (await reader.readuntil(b"\n")).decode("latin-1").rstrip("\r\n")
 
 
 async def read_body(reader: asyncio.StreamReader, headers: dict[str, str], max_bytes: int) -> bytes:
     if headers.get("content-encoding", "identity").lower() != "identity":
-        raise ValueError("the response is compressed, which was not asked for")
+        raise ValueError("the response is compressed, which was not requested")
     if headers.get("transfer-encoding", "").lower() == "chunked":
         return await read_chunks(reader, max_bytes)
     if "content-length" in headers:
@@ -191,13 +190,13 @@ async def read_chunks(reader: asyncio.StreamReader, max_bytes: int) -> bytes:
     while size := read_length((await read_line(reader)).partition(";")[0].strip(), 16, max_bytes, len(body)):
         body += await reader.readexactly(size)
         if await read_line(reader):
-            raise ValueError("the response has a chunk of another length than it says")
-    return bytes(body)  # trailers are of no interest, and the connection is not used again
+            raise ValueError("a chunk of the response does not have its stated length")
+    return bytes(body)  # trailers are ignored, and the connection is closed
 
 
 def read_length(digits: str, base: int, max_bytes: int, had: int = 0) -> int:
     if not re.fullmatch(r"[0-9a-fA-F]{1,12}", digits):
-        raise ValueError("the response has a length that is no number")
+        raise ValueError("the length of the response is not a number")
     length = int(digits, base)
     if had + length > max_bytes:
         raise too_large(max_bytes)
@@ -209,13 +208,13 @@ def too_large(max_bytes: int) -> ValueError:
 
 
 def run_in_loop(task: Callable[[], Coroutine[Any, Any, T]], limit_s: float) -> T:
-    """The result of a coroutine, in a loop of its own; in a notebook, where this thread has one running, in another thread."""
+    """The result of a coroutine in a new event loop; in another thread if this one already runs a loop, as in notebooks."""
 
     def run() -> T:
         caught: list[BaseException] = []
 
         def handle(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-            """A loop logs what its callbacks raise and goes on, but for KeyboardInterrupt; a signal that comes there is no less one."""
+            """Event loops log exceptions of callbacks and continue, except for KeyboardInterrupt; an interrupt must not be lost."""
             problem = context.get("exception")
             if "handle" not in context or problem is None or isinstance(problem, Exception):
                 loop.default_exception_handler(context)

@@ -1,4 +1,4 @@
-"""Functions that a recipe names as "package.module:function", for prompts and rewards alike. Light: reward workers use it."""
+"""Imports functions named "package.module:function", and modules on first use. Light, because reward workers use it."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ PACKAGES = ("cohort", "cohort_verify")
 
 
 def is_own(name: str) -> bool:
-    """Whether a module, or "module:function", belongs to this distribution and not to a user."""
+    """Whether a module, or "module:function", belongs to this distribution."""
     return name.partition(":")[0].partition(".")[0] in PACKAGES
 
 
 def package_folder() -> Path:
-    """The folder that this package was imported from: what another process needs on its path."""
+    """The folder from which this package was imported; another process needs it on its path."""
     return Path(__file__).resolve().parents[2]
 
 
 class NotImportable(Exception):
-    """Why a function cannot be had, in one line."""
+    """Why a function cannot be imported, in one line."""
 
 
 def search_current_folder() -> None:
-    """An installed command does not look in the current folder, where such files lie.
+    """Add the current folder to sys.path: installed commands do not search it.
 
-    It comes last, so that a file there never hides an installed package.
+    It comes last, so that a file there never shadows an installed package.
     """
     here = find_current_folder()
     if here and here not in sys.path:
@@ -43,7 +43,7 @@ def search_current_folder() -> None:
 
 
 def find_current_folder() -> str:
-    """The current folder; empty if it has been removed."""
+    """The current folder; "" if it has been removed."""
     with contextlib.suppress(OSError):
         return os.getcwd()
     return ""
@@ -71,8 +71,8 @@ def load_function(spec: str) -> Callable[..., Any]:
 
 
 def reason(problem: BaseException) -> str:
-    """The last line of the traceback, and where in the imported code it happened."""
-    from cohort.base.text import make_printable  # here: that package imports this module
+    """The last line of the traceback, and the place in the imported code."""
+    from cohort.base.text import make_printable  # circular at import time
 
     first_line = (str(problem).strip().splitlines() or [""])[0]
     text = make_printable(f"{type(problem).__name__}: {first_line}" if first_line else type(problem).__name__)
@@ -84,18 +84,18 @@ def reason(problem: BaseException) -> str:
         for frame in traceback.extract_tb(problem.__traceback__)
         if not frame.filename.startswith("<frozen") and frame.filename not in skipped
     ]
-    if not frames or isinstance(problem, SyntaxError):  # a syntax error names its place itself
+    if not frames or isinstance(problem, SyntaxError):  # a syntax error already names its place
         return text
     return f"{text}, in {frames[-1].filename}, line {frames[-1].lineno}"
 
 
 def name_places(module_name: str, problem: BaseException) -> str:
-    """Where was looked, if the module itself was not found (and not something that it imports)."""
+    """A sentence on where the module was searched for, if it is the module itself that was not found."""
     missing = problem.name if isinstance(problem, ModuleNotFoundError) else None
     if missing is None or not f"{module_name}.".startswith(f"{missing}."):
         return ""
-    here = find_current_folder() or "which does not exist any more"
-    return f" It was looked for on Python's search path and in the current folder, {here}."
+    here = find_current_folder() or "which no longer exists"
+    return f" Searched: Python's path and the current folder, {here}."
 
 
 def suggest_name(name: str, target: ModuleType | Any) -> str:
@@ -105,7 +105,7 @@ def suggest_name(name: str, target: ModuleType | Any) -> str:
 
 
 class LazyModule:
-    """Stands for a module until somebody asks it for an attribute. (Not importlib's LazyLoader, which torch does not survive.)"""
+    """A module that is imported on the first access to an attribute. (importlib's LazyLoader breaks torch.)"""
 
     def __init__(self, name: str) -> None:
         self._name = name

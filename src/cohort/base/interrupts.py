@@ -1,14 +1,13 @@
-"""SIGTERM, SIGHUP and Ctrl-C, turned into one exception at a moment when nothing is half done.
+"""Turns SIGTERM, SIGHUP and Ctrl-C into an exception at a point where no update is half done.
 
-Between the critical sections the signal raises `Interrupted` at once, also in the middle of a long rollout: rollouts are
-keyed, so they come out the same after a resume. Inside `defer_interrupts()` (an optimizer step, a save) it waits for the end of
-the section. A signal within a second of the last one is ignored: a key pressed twice, a terminal and its shell, a launcher that
-passes signals on. One that comes later raises `InterruptedAgain` wherever the process is, and nothing is saved any more. SIGHUP
-that is ignored already, as under nohup, stays ignored.
+Outside critical sections a signal raises `Interrupted` immediately, even during a long rollout: rollouts are keyed, so a resume
+produces the same ones. Inside `defer_interrupts()` (an optimizer step, a save) it is raised at the end of the section. A second signal
+within a second is ignored: a key pressed twice, a terminal and its shell, a launcher that forwards signals. A later signal raises
+`InterruptedAgain` anywhere, and nothing more is saved. If SIGHUP is already ignored, as under nohup, it stays ignored.
 
-Where several processes share a run, one that stops alone would leave the others waiting. There a signal is only noted, and the
-processes tell each other at their next exchange (parallel/ranks.py); then it is raised in all of them, at the same place. What a
-process does by itself on the way there, a rollout or its rewards, is given up at once (`allow_interrupts()`).
+If several processes share a run, one that stopped by itself would leave the others waiting. There a signal is only recorded, and the
+processes exchange it at their next collective (parallel/ranks.py); then it is raised in all of them at the same point. Work that a
+process does independently, a rollout or its rewards, is aborted immediately (`allow_interrupts()`).
 """
 
 from __future__ import annotations
@@ -23,41 +22,41 @@ from types import FrameType
 from cohort.errors import Interrupted
 
 PATIENCE_S = 1.0
-"""Within this time of a signal another one is ignored."""
+"""Another signal within this time is ignored."""
 
 
 class InterruptedAgain(Interrupted):
-    """Raised by a second signal in the middle of anything, an update of the weights included."""
+    """Raised by a second signal at any point, even during an update of the weights."""
 
 
 _depth = 0
 _pending = ""
-"""Name of the signal that waits."""
+"""Name of the deferred signal."""
 _agreed = ""
-"""Name of the signal that is to be raised as soon as nothing is half done."""
+"""Name of the signal to raise when the critical section ends."""
 _seen = 0
 _last = 0.0
-"""When the last signal came that was not ignored."""
+"""Time of the last signal that was not ignored."""
 _joint = False
-"""Whether a signal waits until all processes of the run know of it."""
+"""Whether a signal waits until all processes of the run have received it."""
 _ending = False
-"""Whether all processes of the run are ending by a signal: another one says nothing new."""
+"""Whether all processes of the run are already ending because of a signal."""
 _apart = True
-"""Whether there is work that a process does without the others."""
+"""Whether processes have independent work."""
 _allowed = False
-"""Whether what is done now can be given up although others wait for it."""
+"""Whether the current work can be aborted although other processes wait for it."""
 
 
 def _handle(number: int, frame: FrameType | None) -> None:
     global _pending, _seen, _allowed, _last
     name, now = signal.Signals(number).name, time.monotonic()
     _seen += 1
-    if _joint:  # launchers pass on what the terminal has already sent to everyone
+    if _joint:  # launchers forward signals that the terminal has already sent to all
         if _ending:
             return
         _pending = _pending or name
         if _allowed and not _depth:
-            _allowed = False  # once: what it cleans up on its way out is not interrupted again
+            _allowed = False  # only once: the cleanup is not interrupted again
             raise Interrupted(_pending)
         return
     if _seen > 1 and now < _last + PATIENCE_S:
@@ -74,7 +73,7 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Signals wait until the outermost of these blocks is left."""
+    """Defer signals to the end of the outermost of these blocks."""
     global _depth
     _depth += 1
     try:
@@ -85,7 +84,7 @@ def defer_interrupts() -> Iterator[None]:
 
 
 def raise_when_free(name: str) -> None:
-    """Raise the signal of this name, or one that was agreed on before, unless inside `defer_interrupts()`: at its end then."""
+    """Raise this signal, or one agreed on before; inside `defer_interrupts()` at the end of the block."""
     global _pending, _agreed, _ending
     _agreed = name or _agreed
     if _agreed and not _depth:
@@ -94,7 +93,7 @@ def raise_when_free(name: str) -> None:
 
 
 def read_pending() -> str:
-    """Name of a signal that this process has got and not told the others yet."""
+    """Name of a signal that this process has received and not yet shared."""
     return _pending
 
 
@@ -103,16 +102,16 @@ def was_signalled() -> bool:
 
 
 def pass_on(name: str) -> None:
-    """A signal that another process of the run has got; called from a thread beside the main one."""
+    """Take over a signal that another process of the run received; called from another thread than the main one."""
     global _pending
     if _joint and not (_pending or _ending) and signal.getsignal(signal.SIGTERM) is _handle:
         _pending = name
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # wakes it, wherever it waits
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)  # wakes the main thread
 
 
 @contextmanager
 def allow_interrupts() -> Iterator[None]:
-    """A signal that waits for all processes of the run gives this block up at once, unless inside `defer_interrupts()`."""
+    """Let a signal that waits for other processes abort this block immediately, except inside `defer_interrupts()`."""
     global _allowed
     _allowed = _joint and _apart
     try:
@@ -127,7 +126,7 @@ def allow_interrupts() -> Iterator[None]:
 def handle_interrupts(joint: bool = False, apart: bool = True) -> Iterator[None]:
     """Install the handlers for the duration of a run (in the main thread, the only one that receives signals).
 
-    joint: several processes share the run; apart: each has work that it can give up without leaving another waiting in the middle of it.
+    joint: several processes share the run; apart: each has independent work that it can abort without blocking another process.
     """
     global _pending, _seen, _joint, _agreed, _ending, _apart
     if threading.current_thread() is not threading.main_thread():
@@ -143,5 +142,5 @@ def handle_interrupts(joint: bool = False, apart: bool = True) -> Iterator[None]
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        # A signal that an error overtook must not come up in the next run of this process.
+        # A signal that came after an error must not affect the next run of this process.
         _pending, _joint, _agreed = "", False, ""

@@ -1,4 +1,4 @@
-"""What a process needs to know of those around it: its children, their memory, its parent, and whether it is the first."""
+"""Processes: children and their memory, the parent, the first process of a container; and Python's garbage collector."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from types import FrameType
 
 PARENT_VARIABLE = "COHORT_PARENT"
-"""The id of the process without which this one has nothing to do."""
+"""Environment variable with the id of a parent; when that process ends, this one must end too."""
 PR_SET_PDEATHSIG = 1
 
 
 def children_of(pid: int) -> list[int]:
-    """The processes whose parent it is. Empty where the system has no /proc."""
+    """The child processes of a process. Empty without /proc."""
     children: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", encoding="ascii") as file:
                 children += map(int, file.read().split())
-    except FileNotFoundError:  # gone, or a kernel that does not list them
+    except FileNotFoundError:  # the process has ended, or the kernel does not list children
         with contextlib.suppress(OSError):
             children = [int(entry) for entry in os.listdir("/proc") if entry.isdecimal() and parent_of(int(entry)) == pid]
     except OSError:
@@ -32,7 +32,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def parent_of(pid: int) -> int:
-    """0: there is no such process, or it cannot be known."""
+    """The id of the parent process; 0 if it is unknown."""
     try:
         with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
             return int(file.read().rpartition(")")[2].split()[1])
@@ -41,7 +41,7 @@ def parent_of(pid: int) -> int:
 
 
 def memory_below(pid: int) -> float:
-    """Megabytes in use by the processes below it: their own and shared pages, without those of files. 0 without /proc."""
+    """Megabytes used by all descendants of a process: anonymous and shared pages, without file pages. 0 without /proc."""
     used, todo, seen = 0, children_of(pid), {pid}
     while todo:
         child = todo.pop()
@@ -58,40 +58,40 @@ def memory_below(pid: int) -> float:
 
 
 def begin_process() -> None:
-    """At the start of a command: as the first process of a container, and as the child of another command."""
+    """Set up signal handling at the start of a command."""
     end_with_parent()
     if os.getpid() == 1:
-        # The kernel spares the first process of a container whatever it has no handler for: it could not be stopped.
+        # For the first process of a container the kernel ignores signals without a handler, so it could not be stopped.
         for number in (signal.SIGTERM, signal.SIGHUP):
             if signal.getsignal(number) == signal.SIG_DFL:
                 signal.signal(number, leave)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """What the signal would do to any other process."""
+    """End the process, as the signal would by default."""
     raise SystemExit(128 + number)
 
 
 def end_with_parent() -> None:
-    """SIGTERM when the process named in COHORT_PARENT ends, by whatever: a run then saves what it has and stops.
+    """Request SIGTERM for when the process named in COHORT_PARENT ends: a run then saves its state and stops. Only on Linux.
 
-    The kernel sends it when the *thread* that started this process ends; whoever sets the variable starts its children from
-    a thread that outlives them. Linux alone can do that.
+    The kernel sends the signal when the *thread* that started this process ends, so a parent that sets the variable must start its
+    children from a thread that outlives them.
     """
     parent = os.environ.pop(PARENT_VARIABLE, "")
     if not parent.isdecimal() or sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-    if os.getppid() != int(parent):  # it ended before that was said
+    if os.getppid() != int(parent):  # the parent ended before this call
         raise SystemExit(128 + signal.SIGTERM)
 
 
 @contextlib.contextmanager
 def freeze_objects() -> Iterator[None]:
-    """What is there by now is left alone until the end of the block.
+    """Freeze all existing objects during the block, so that the garbage collector skips them.
 
-    Libraries and models are half a million objects, and a walk over all of them, which some steps in ten would bring on, takes longer
-    than a short step. It is not looked for garbage first: there is next to none, and the search is such a walk.
+    Libraries and models are half a million objects. A full collection, which would happen in some of ten steps, takes longer than a
+    short step. There is no collection before freezing, because it would be such a full one and find almost nothing.
     """
     gc.freeze()
     try:

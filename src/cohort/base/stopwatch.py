@@ -1,8 +1,7 @@
-"""Seconds by stage, and how many of them this process has waited for other ranks.
+"""Measures the seconds of each stage, and how many of them this process waited for other ranks.
 
-A GPU works behind the host: without waiting for it, the seconds of a stage would be charged to whichever stage next reads
-a result. So a lap waits for the device first, where it is told how. That is a handful of waits per step, at moments where
-the next stage needs the results anyway.
+A GPU runs asynchronously: without synchronisation, the time of a stage would be counted for the next stage that reads a result. So each
+lap first waits for the device. These are a few waits per step, at points where the next stage needs the results anyway.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from cohort.base.world import ALONE, World
 
 @dataclass
 class Laps:
-    """What was measured, by stage."""
+    """Measurements by stage."""
 
     seconds: dict[str, float] = field(default_factory=dict)
     waited: dict[str, float] = field(default_factory=dict)
-    """Of these seconds, those spent until the last rank had come; without an entry where nobody was waited for."""
+    """The part of these seconds spent waiting for slower ranks; no entry for stages without waiting."""
     tokens: dict[str, int] = field(default_factory=dict)
-    """This process's share of the tokens, of the stages that deal them out."""
+    """Tokens that this process handled, for stages that split tokens over ranks."""
 
     def add(self, stage: str, seconds: float, waited: float = 0.0, tokens: int = 0) -> None:
         self.seconds[stage] = self.seconds.get(stage, 0.0) + seconds
@@ -40,7 +39,7 @@ class Stopwatch:
     """Each lap is the time since the one before, so the laps add up to the whole."""
 
     def __init__(self, wait: Callable[[], None] | None = None, world: World = ALONE) -> None:
-        """`wait`: returns when everything that was begun is done; None where nothing works behind the host."""
+        """`wait`: synchronises the device; None without an asynchronous device."""
         self.wait, self.world = wait, world
         self.last, self.last_waited = time.monotonic(), world.waited
         self.laps = Laps()
@@ -53,6 +52,6 @@ class Stopwatch:
         self.last, self.last_waited = now, waited
 
     def take(self) -> Laps:
-        """The laps so far; those that follow begin from nothing."""
+        """Return the laps so far and start again from zero."""
         taken, self.laps = self.laps, Laps()
         return taken

@@ -1,4 +1,4 @@
-"""Text that came from outside, made fit to be shown."""
+"""Formats text, numbers and tables for people; escapes text from outside. Light: nothing heavy is imported."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
-"""Everything that moves a cursor, colours a terminal, reorders a line or cannot be written; newlines and tabs may stay."""
+"""Characters that move the cursor, colour the terminal, reorder a line or cannot be encoded; newlines and tabs are allowed."""
 
 
 LONE = re.compile("[\ud800-\udfff]")
-"""Half of a surrogate pair: what is left of an emoji cut in two, or of bytes that are no UTF-8. No file can hold it."""
+"""Half of a surrogate pair: from an emoji cut in two, or from bytes that are not UTF-8. It cannot be written to a file."""
 
 
 SHORT = 20
-"""Room for so few characters, as in a column of names, holds the beginning of a text alone."""
+"""Up to this length, a shortened text is only the beginning of the text."""
 
 
 def has_lone_surrogate(value: Any) -> bool:
-    """Whether a text, or one inside of lists and tables, holds what UTF-8 cannot write."""
+    """Whether a text, also inside lists and dicts, contains half of a surrogate pair."""
     if isinstance(value, str):
         return not value.isascii() and LONE.search(value) is not None
-    if isinstance(value, float | int | None):  # what is logged of a thousand completions is mostly numbers
+    if isinstance(value, float | int | None):  # most logged values are numbers
         return False
     if isinstance(value, Mapping):
         return any(map(has_lone_surrogate, chain(value, value.values())))
@@ -34,7 +34,7 @@ def has_lone_surrogate(value: Any) -> bool:
 
 
 def make_writable(value: Any) -> Any:
-    """The value with U+FFFD in place of each lone surrogate, in texts inside of lists and tables too."""
+    """The value with U+FFFD instead of each lone surrogate, also inside lists and dicts."""
     if not has_lone_surrogate(value):
         return value
     if isinstance(value, str):
@@ -45,25 +45,25 @@ def make_writable(value: Any) -> Any:
 
 
 def make_printable(text: str) -> str:
-    r"""The text with control characters written out (\x1b): model text and exceptions must not steer a terminal."""
+    r"""The text with control characters escaped (\x1b): model text and exceptions must not control the terminal."""
     return CONTROLS.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def shorten_text(text: str, most: int, one_line: bool = False) -> str:
-    r"""The text fit to be shown: its beginning and its end where it is longer than `most` characters (0: all of it).
+    r"""The printable text, reduced to its beginning and end if it is longer than `most` characters (0: no limit).
 
-    one_line: newlines and tabs are written out as well.
+    one_line: newlines and tabs are escaped too.
     """
     safe = make_printable(text.replace("\r\n", "\n"))
     if most and len(safe) > most:
         head, tail = safe[: most * 2 // 3], safe[-(most // 3) :]
         left_out = len(safe) - len(head) - len(tail)
-        safe = f"{head} … {left_out:,} characters more … {tail}" if most > SHORT else f"{safe[: most - 1]}…"
+        safe = f"{head} … {left_out:,} characters left out … {tail}" if most > SHORT else f"{safe[: most - 1]}…"
     return safe.replace("\n", "\\n").replace("\t", "\\t") if one_line else safe
 
 
 def write_percent(share: float, digits: int | None = None) -> str:
-    """ "54 %", and below a tenth "5.4 %"; with `digits` behind the point where they are given."""
+    """ "54 %", and below 10 % "5.4 %"; or with a fixed number of decimal `digits`."""
     if digits is None:
         digits = 0 if share >= 0.1 or share == 0 else 1
     return f"{100 * share:.{digits}f} %"
@@ -78,7 +78,7 @@ def write_duration(seconds: float) -> str:
 
 
 def write_seconds(seconds: float) -> str:
-    """ "1.25 s", and below one "310 ms"."""
+    """ "1.25 s", and below one second "310 ms"."""
     return f"{seconds:.2f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
@@ -93,7 +93,7 @@ def write_rate(rate: float) -> str:
 
 
 def write_estimate(value: float | None, low: float | None, high: float | None, share: bool = True) -> tuple[str, str]:
-    """A value and its interval: ("54.1 %", "[50.2, 58.0]"), of what is no share ("0.541", ""); a dash where there is no value."""
+    """A value and its interval as text: ("54.1 %", "[50.2, 58.0]"), or ("0.541", "") if it is not a share; a dash for no value."""
     if value is None:
         return "–", ""
     scale, digits = (100, 1) if share else (1, 3)
@@ -102,9 +102,9 @@ def write_estimate(value: float | None, low: float | None, high: float | None, s
 
 
 def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int = 1, gap: int = 2) -> Table:
-    """For `console.print`. The first `texts` columns stand at the left and may be wrapped; numbers follow, at the right and whole.
+    """A table for `console.print`. The first `texts` columns are left-aligned and can wrap; the others are right-aligned numbers.
 
-    Cells are text and never markup: names of sets, runs and files may hold brackets, or what would steer a terminal.
+    Cells are plain text, never markup: names of sets, runs and files may contain brackets or control characters.
     """
     from rich.table import Table
     from rich.text import Text

@@ -1,4 +1,4 @@
-"""Small tools for waiting on several things at once, and for not waiting for ever."""
+"""Threads: run tasks concurrently, with a time limit, or one after the other in the background."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ T = TypeVar("T")
 
 
 Ended = queue.SimpleQueue[tuple[int, T | None, BaseException | None]]
-"""Tasks that have ended: number, result, error."""
+"""Finished tasks: (number, result, error)."""
 
 
 def start_thread(task: Callable[[], T], ended: Ended[T], index: int = 0) -> None:
-    """Run a task in a thread that nobody waits for at exit; what came of it is put into the queue."""
+    """Run a task in a daemon thread and put its result into the queue."""
 
     def run() -> None:
         try:
@@ -30,11 +30,11 @@ def start_thread(task: Callable[[], T], ended: Ended[T], index: int = 0) -> None
 
 
 def run_concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
-    """Results of all tasks, in order; the first error, in order, once all have ended.
+    """The results of all tasks, in order; raises the first error, in order, once all have ended.
 
-    Daemon threads and a queue, not an executor: an executor's threads are joined at exit, and a reward function that
-    never returns would keep the process from ending. A single task has a thread too: a signal is then raised here, where
-    it ends the run, and not inside a reward function, where it would pass for its fault.
+    Uses daemon threads and a queue, not an executor: executors join their threads at exit, so a reward function that never
+    returns would keep the process from ending. A single task also gets a thread, so that a signal is raised here and ends the run,
+    and not inside a reward function, where it would look like an error of that function.
     """
     ended: Ended[T] = queue.SimpleQueue()
     for index, task in enumerate(tasks):
@@ -47,7 +47,7 @@ def run_concurrently(tasks: Sequence[Callable[[], T]]) -> list[T]:
 
 
 def run_with_limit(task: Callable[[], T], limit_s: float) -> T:
-    """The task's result, or TimeoutError with the thread left behind."""
+    """The result of the task; raises TimeoutError after limit_s and abandons the thread."""
     ended: Ended[T] = queue.SimpleQueue()
     start_thread(task, ended)
     try:
@@ -60,14 +60,14 @@ def run_with_limit(task: Callable[[], T], limit_s: float) -> T:
 
 
 def split_evenly(count: int, pieces: int) -> list[list[int]]:
-    """0..count-1 as nearly equal runs, none empty."""
+    """Split 0..count-1 into consecutive pieces of nearly equal length, none empty."""
     pieces = max(1, min(pieces, count))
     edges = [count * i // pieces for i in range(pieces + 1)]
     return [list(range(low, high)) for low, high in itertools.pairwise(edges)]
 
 
 class LoopThread:
-    """An event loop in a thread of its own, begun when it is first needed: what async functions hold on to stays theirs."""
+    """An event loop in its own thread, started on first use, so that async functions can keep connections open between calls."""
 
     def __init__(self, name: str) -> None:
         self._name, self._lock = name, threading.Lock()
@@ -90,7 +90,7 @@ class LoopThread:
 
 
 class Worker:
-    """A thread, or several, that take up tasks in the order in which they come. Nobody waits for it at exit."""
+    """Daemon threads that run submitted tasks in order."""
 
     def __init__(self, name: str, threads: int = 1) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
@@ -98,7 +98,7 @@ class Worker:
             threading.Thread(target=self._work, daemon=True, name=name).start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
-        """Begin the task once those before it have been taken up; its result or its problem is in what is given back."""
+        """Queue a task; the future has its result or exception."""
         future: Future[T] = Future()
 
         def run() -> None:
@@ -111,7 +111,7 @@ class Worker:
         return future
 
     def close(self) -> None:
-        """What was begun is done to its end; then the threads end, one after the other."""
+        """End the threads after all submitted tasks."""
         self._tasks.put(None)
 
     def _work(self) -> None:

@@ -1,4 +1,4 @@
-"""Trees of plain data, as TOML and JSON give them."""
+"""Trees of plain data, as in TOML and JSON."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 ATOMS = frozenset((str, int, float, bool, bytes, type(None)))
-"""Types of values that cannot be changed in place."""
+"""Immutable types."""
 
 
 def reach(node: Any, path: Sequence[str], place: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """(path, value) of everything that a path of keys reaches; `*` is every entry of a list or a table. Missing keys reach nothing."""
+    """(path, value) of everything that matches a path of keys; `*` matches every entry of a list or dict."""
     if not path:
         yield place, node
         return
@@ -22,7 +22,7 @@ def reach(node: Any, path: Sequence[str], place: tuple[str, ...] = ()) -> Iterat
 
 
 def copy_value(value: Any) -> Any:
-    """A deep copy; text and numbers are returned as they are."""
+    """A deep copy of a value; immutable values are returned as they are."""
     kind = type(value)
     if kind in ATOMS:
         return value

@@ -1,10 +1,9 @@
-"""The processes of a run, and what they do together. Here is the one process that is alone.
+"""The processes of a run and their collective operations; this class is for a single process.
 
-Every process holds the whole batch: rollouts are gathered, so nothing that is computed from the batch takes a sum. What is
-shared out are draws (`block`) and micro-batches (`deal`), and what is joined are completions, scores and meters (`gather`),
-gradients (`add_up`) and decisions (`agree`): one process that must stop, skip or save takes the others along. Several
-processes are another class with these words (parallel/ranks.py), which is imported where torchrun has started this process
-(training/launch.py).
+Every process holds the whole batch: rollouts are gathered, so nothing computed from the batch needs a sum over processes. Draws
+(`block`) and micro-batches (`deal`) are split over the processes; completions, scores and metrics (`gather`), gradients (`add_up`) and
+decisions (`agree`) are combined: if one process must stop, skip or save, all do. parallel/ranks.py has the class for several processes,
+which is imported if torchrun started this process (training/launch.py).
 """
 
 from __future__ import annotations
@@ -19,54 +18,54 @@ Number = TypeVar("Number", int, float)
 class World:
     rank, size = 0, 1
     launched = False
-    """Whether torchrun, or whoever does its work, has started this process."""
+    """Whether torchrun, or a similar launcher, started this process."""
     waited = 0.0
-    """Seconds that this process has waited for others, so far."""
+    """Seconds that this process has waited for others so far."""
     in_step = False
-    """Whether all processes must take equally many turns: where they share a model out, none computes with it alone."""
+    """Whether all processes must run the same number of passes, because the model is sharded."""
     lost = ""
-    """Why nothing more is exchanged; "": all are there."""
+    """Why communication has ended; "" while all processes are alive."""
     earlier_run = ""
-    """Folder of the run that the processes had in the life before this one; "": they are in their first."""
+    """Run folder of these processes before they were restarted; "" if they were not."""
 
     @property
     def is_main(self) -> bool:
-        """Whether this process owns the run folder and speaks to people."""
+        """Whether this process owns the run folder and prints to the console."""
         return self.rank == 0
 
     @property
     def is_alone(self) -> bool:
-        """Whether this process holds the policy whole and trains it without others."""
+        """Whether this process holds the whole policy and trains it without others."""
         return self.size == 1 and not self.in_step
 
     def block(self, count: int) -> slice:
-        """This process's share of `count` things: one slice of them, and the shares in the order of ranks are all of them."""
+        """This process's slice of `count` items; the slices of all ranks, in order, cover all items."""
         return slice(count * self.rank // self.size, count * (self.rank + 1) // self.size)
 
     def deal(self, sizes: Sequence[int]) -> list[int]:
-        """Which of the things of these sizes are this process's to do: their places, in order."""
+        """Indices of the items, with these sizes, that this process handles."""
         return deal_out(sizes, self.size)[self.rank]
 
     def list_turns(self, sizes: Sequence[int]) -> list[tuple[int, float]]:
-        """Places of the things that are this process's to do, with the weight 1; with 0 the smallest, where it only keeps step."""
+        """(index, weight) of the items that this process handles: weight 1, and weight 0 for the smallest item where it only keeps step."""
         dealt = deal_out(sizes, self.size)
         idle = max(map(len, dealt)) - len(dealt[self.rank]) if self.in_step else 0
         return [(place, 1.0) for place in dealt[self.rank]] + [(sizes.index(min(sizes)), 0.0) for _ in range(idle)]
 
     def gather(self, mine: Sequence[T]) -> list[T]:
-        """What every process has, in the order of ranks, on every process."""
+        """The items of all processes, in the order of ranks, on every process."""
         return list(mine)
 
     def compute(self, work: Callable[[], Sequence[T]]) -> list[T]:
-        """What `work` gives on every process, gathered. A problem of one process is raised on all of them."""
+        """The gathered results of `work` on every process. An error on one process is raised on all."""
         return list(work())
 
     def on_main(self, work: Callable[[], T]) -> T:
-        """What `work` gives on the main process, on every process. No other does it; its problem is raised on all of them."""
+        """The result of `work`, which runs only on the main process, on every process. Its error is raised on all."""
         return work()
 
     def add_up(self, tensors: Iterable[Any]) -> None:
-        """Each tensor becomes the sum of what the processes have in its place."""
+        """Replace each tensor with its sum over all processes."""
 
     def sum(self, mine: Number) -> Number:
         return mine
@@ -75,28 +74,28 @@ class World:
         return mine
 
     def agree(self, flag: bool) -> bool:
-        """Whether any process says so: then all of them do."""
+        """Whether the flag is true on any process."""
         return flag
 
     def remember_run(self, root: str) -> None:
-        """The processes work on the run in this folder: in another life they go on with it."""
+        """Remember the run folder, so that restarted processes resume this run."""
 
     def explain(self, problem: Exception) -> Exception:
-        """A problem as people should hear it: what torch says of a broken connection is the loss of a rank."""
+        """The error to show to people: torch's error about a broken connection means that a rank was lost."""
         return problem
 
     def fail(self, problem: BaseException) -> None:
-        """This process ends with a problem: the others are told, and from now on nobody waits for anybody."""
+        """Inform the other processes that this one ends with an error; nobody waits for anybody from then on."""
 
     def close(self) -> None:
-        """The run has ended on every process."""
+        """End communication after the run."""
 
 
 ALONE = World()
 
 
 def deal_out(sizes: Sequence[int], hands: int) -> list[list[int]]:
-    """Places of things of these sizes, shared out so that the sums are near each other: the largest first, to whoever has least."""
+    """Distribute items by size, so that the sums are nearly equal: the largest first, to the process with the least."""
     dealt: list[list[int]] = [[] for _ in range(hands)]
     held = [0] * hands
     for place in sorted(range(len(sizes)), key=lambda place: -sizes[place]):

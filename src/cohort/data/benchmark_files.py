@@ -1,7 +1,7 @@
-r"""Rows as the well-known benchmarks write them, made into rows that the rewards understand.
+r"""Converts rows of well-known benchmarks into rows that the rewards understand.
 
-    prompts.source = "train.jsonl"        # any source: a file, a saved or hub dataset, a function, rows from Python
-    prompts.shape = "gsm8k"               # what its columns are called and mean
+    prompts.source = "train.jsonl"        # any source of rows
+    prompts.shape = "gsm8k"               # the benchmark whose columns it has
 
 | shape      | reads                                                              | adds                                           |
 |------------|--------------------------------------------------------------------|------------------------------------------------|
@@ -11,8 +11,8 @@ r"""Rows as the well-known benchmarks write them, made into rows that the reward
 | mbpp       | text or prompt, test_list, challenge_test_list, test_setup_code or | prompt with the first test, tests (that one    |
 |            | test_imports, code                                                 | visible, the rest hidden), entry_point, demonstration |
 
-All other columns stay as they are. A row without a usable reference answer is an error that names its place and column: an answer that
-is guessed, or left empty, is a reward for the wrong thing. Dataset text is parsed here, never run.
+All other columns are kept. A row without a usable reference answer is an error that names the row and column: a guessed or empty
+reference answer would reward the wrong completions. Dataset text is parsed here, never executed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ MATH_ENDS = re.compile(r"\$|\\[)\]]|\n")
 
 
 def shape_row(row: Mapping[str, Any], shape: str, place: str) -> Row:
-    """The row with the columns that prompts and rewards need; `place` names it in messages."""
+    """The row with the columns that the prompt and the rewards need. `place` names the row in messages."""
     if shape not in SHAPES:
         raise PromptError(f"prompts.shape: no shape {shape!r}{suggest_nearest(shape, SHAPES)}; known: {', '.join(SHAPES)}")
     return {**row, **SHAPES[shape](row, place)}
@@ -49,7 +49,7 @@ def shape_row(row: Mapping[str, Any], shape: str, place: str) -> Row:
 
 
 def gsm8k(row: Mapping[str, Any], place: str) -> Row:
-    """The answer is what follows the last "####", without the commas of thousands."""
+    """The answer is the text after the last "####", without thousands separators."""
     solution = read_text(row, "answer", place)
     _, mark, rest = solution.rpartition("####")
     answer = THOUSANDS.sub("", rest.strip().partition("\n")[0].strip())
@@ -59,7 +59,7 @@ def gsm8k(row: Mapping[str, Any], place: str) -> Row:
 
 
 def math(row: Mapping[str, Any], place: str) -> Row:
-    r"""The answer is the row's own `answer` where it has one, else what the solution's last \boxed{} holds."""
+    r"""The answer is the column `answer` if there is one, else the content of the last \boxed{} in the solution."""
     prompt = read_text(row, "problem", place)
     given = row.get("answer")
     if isinstance(given, int | float) and not isinstance(given, bool):
@@ -70,30 +70,30 @@ def math(row: Mapping[str, Any], place: str) -> Row:
     answer = last_box(solution)
     if not answer:
         raise PromptError(
-            f'{place}, column "solution": no final answer in a \\boxed{{}} whose braces close; it ends with {solution[-60:]!r}'
+            f'{place}, column "solution": no final answer in a closed \\boxed{{}}; it ends with {solution[-60:]!r}'
         )
     return {"prompt": prompt, "answer": answer}
 
 
 def last_box(solution: str) -> str:
-    r"""Content of the last \boxed{...} or \fbox{...}; of "\boxed 5", what comes before its formula ends. "": none, or not closed.
+    r"""The content of the last \boxed{...} or \fbox{...}, also of "\boxed 5"; "" if there is none or it is not closed.
 
-    Boxes that only a comma or "and" joins are one list: \boxed{1} and \boxed{2}.
-    Unlike the reader of completions, an unclosed last box is not passed over for an earlier one: in a reference answer that is a defect.
+    Boxes joined only by a comma or "and" are one list: \boxed{1} and \boxed{2}. Unlike in completions, an unclosed last box is not
+    skipped in favour of an earlier one: in a reference answer it is a defect.
     """
     boxes = list(BOX.finditer(solution))
     if not boxes:
         return ""
     start = boxes[-1].end()
     if solution[start : start + 1] == "{":
-        tail = solution[boxes[-1].start() :]  # from its own backslash: in text that was escaped twice another stands before it
+        tail = solution[boxes[-1].start() :]  # from its own backslash: text that was escaped twice has another one before it
         content = next((tail[first:end].strip() for begin, first, end in find_boxes(tail) if not begin), "")
         joined, _ = join_boxes(solution, REFERENCE_JOINT)
         return merge_contents(joined) if content and len(joined) > 1 and joined[-1].endswith(content) else content
     line = MATH_ENDS.split(solution[start:], maxsplit=1)
     if len(line) == 2 and solution[start + len(line[0])] != "\n":
         return line[0].strip()
-    return line[0].partition(" ")[0].rstrip(".,;")  # no formula around it: one word
+    return line[0].partition(" ")[0].rstrip(".,;")  # not inside a formula: one word
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -102,7 +102,7 @@ def last_box(solution: str) -> str:
 
 
 def humaneval(row: Mapping[str, Any], place: str) -> Row:
-    """The prompt is the start of a program; `test` defines check(candidate)."""
+    """HumanEval: the prompt is the start of a program; `test` defines check(candidate)."""
     prompt, test, name = (read_text(row, column, place) for column in ("prompt", "test", "entry_point"))
     if not re.search(rf"^(?:async[ \t]+)?def[ \t]+{re.escape(name)}\b", prompt, re.MULTILINE):
         raise PromptError(f'{place}, column "entry_point": the prompt does not define a function {name!r}')
@@ -117,7 +117,7 @@ def humaneval(row: Mapping[str, Any], place: str) -> Row:
 
 
 def mbpp(row: Mapping[str, Any], place: str) -> Row:
-    """The first test is shown, for it alone says what the function is called; the others stay hidden and decide."""
+    """MBPP: the prompt shows the first test, which names the function; the other tests are hidden and decide."""
     text = read_text(row, "text" if is_given(row, "text") else "prompt", place).strip()
     first, *rest = read_texts(row, "test_list", place) or [""]
     if is_given(row, "challenge_test_list"):
@@ -125,8 +125,8 @@ def mbpp(row: Mapping[str, Any], place: str) -> Row:
     hidden = [test for test in rest if test.strip() != first.strip()]
     if not hidden:
         raise PromptError(
-            f'{place}, column "test_list": at least two different tests are needed. The first is shown in the prompt, and a program '
-            "that knows all its tests need not solve anything"
+            f'{place}, column "test_list": at least two different tests are needed: the first is shown in the prompt, and a '
+            "program that knows all tests can pass without solving the task"
         )
     imports = read_texts(row, "test_imports", place) if is_given(row, "test_imports") else []
     setup = "\n".join([*imports, read_text(row, "test_setup_code", place, optional=True)]).strip()
@@ -146,21 +146,21 @@ def write_suite(tests: Sequence[str], setup: str) -> Any:
 
 
 def find_tested_function(tests: Sequence[str], code: str, place: str) -> str:
-    """The function that every test calls: one that `code` defines, or without code, one that Python does not have."""
+    """The function that all tests call: one defined in `code`, or without `code`, one that is not a Python builtin."""
     defined = list_definitions(parse_program(code, "code", place))
     shared: list[str] | None = None
     for test in tests:
         tree = parse_program(test, "test_list", place)
         if not any(isinstance(node, ast.Assert) for node in ast.walk(tree)):
-            raise PromptError(f'{place}, column "test_list": a test asserts nothing: {test[:60]!r}')
+            raise PromptError(f'{place}, column "test_list": a test has no assert: {test[:60]!r}')
         calls = [node.func for node in ast.walk(tree) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)]
         names = [call.id for call in sorted(calls, key=lambda call: (call.lineno, call.col_offset))]
         shared = [name for name in (names if shared is None else shared) if name in names]
     for name in shared or []:
         if name in defined if code else not hasattr(builtins, name):
             return name
-    which = "of those in column 'code' " if code else ""
-    raise PromptError(f'{place}, column "test_list": no function {which}is called by all the tests')
+    which = "of column 'code' " if code else ""
+    raise PromptError(f'{place}, column "test_list": no function {which}is called by all tests')
 
 
 def list_definitions(tree: ast.Module) -> set[str]:
@@ -172,7 +172,7 @@ def parse_program(text: str, column: str, place: str) -> ast.Module:
     try:
         return ast.parse(text)
     except (SyntaxError, ValueError, RecursionError, MemoryError) as problem:
-        raise PromptError(f"{place}, column {column!r}: not Python ({problem}); it begins {text.strip()[:60]!r}") from None
+        raise PromptError(f"{place}, column {column!r}: not Python ({problem}); it starts with {text.strip()[:60]!r}") from None
 
 
 def fence_program(program: str) -> str:
@@ -185,7 +185,7 @@ def fence_program(program: str) -> str:
 
 
 def is_given(row: Mapping[str, Any], column: str) -> bool:
-    """Columnar files give every row every column, and fill what a row does not have with nothing."""
+    """Whether the cell has a value: columnar files fill missing cells with null."""
     return row.get(column) not in (None, "")
 
 
@@ -194,25 +194,23 @@ def read_text(row: Mapping[str, Any], column: str, place: str, optional: bool = 
         return ""
     if column not in row:
         known = ", ".join(repr(name) for name in row) or "none"
-        raise PromptError(
-            f"{place}: no column {column!r}{suggest_nearest(column, row)}; it has {known}. prompts.shape says which columns a row has"
-        )
+        raise PromptError(f"{place}: no column {column!r}{suggest_nearest(column, row)}; it has {known}. Check prompts.shape")
     value = row[column]
     if not isinstance(value, str) or not value.strip():
         found = "nothing" if value is None or value == "" else f"{type(value).__name__} {str(value)[:40]!r}"
-        raise PromptError(f"{place}, column {column!r}: text is expected, got {found}")
+        raise PromptError(f"{place}, column {column!r}: expected text, got {found}")
     return value
 
 
 def read_texts(row: Mapping[str, Any], column: str, place: str) -> list[str]:
-    """A list of texts. In a CSV file it is written as JSON, or as Python writes a list."""
+    """A list of texts; in a CSV file it is a JSON list or a Python list."""
     if column not in row:
-        read_text(row, column, place)  # says what is missing
+        read_text(row, column, place)  # raises
     value = row[column]
     if isinstance(value, str):
         value = read_list(value)
     if value is None or not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):
-        raise PromptError(f"{place}, column {column!r}: a list of texts is expected, got {str(row[column])[:60]!r}")
+        raise PromptError(f"{place}, column {column!r}: expected a list of texts, got {str(row[column])[:60]!r}")
     return list(value)
 
 

@@ -1,29 +1,26 @@
-"""Prompts chosen by what the policy can learn from them: a stream that remembers how often each prompt was solved.
+"""Informative prompts: a stream that prefers prompts from which the policy can learn, based on how often each was solved.
 
-A group in which every completion succeeds, or every one fails, has advantage 0 and teaches nothing. The spread of a
-success-or-failure reward is p (1 - p), so a prompt is drawn in proportion to
+If all completions of a group succeed, or all fail, every advantage is 0. The variance of a success-or-failure reward is p (1 - p), so
+a prompt is drawn in proportion to
 
     weight = max(floor, 4 p (1 - p))        1 at p = 1/2; the floor where p is near 0 or near 1
 
-with p its estimated success rate. An unseen prompt stands at p = 1/2: new prompts weigh as much as the best ones, and
-are tried before anything is held against them.
+with p its estimated success rate. A prompt that was never drawn has p = 1/2, so new prompts have the same weight as the best ones.
 
-The estimate is a discounted Beta posterior. Each prompt holds two counts, successes and failures, that begin at 1 and 1
-(the prior, Beta(1, 1)); a visit halves both and adds its own verdicts, and p = successes / (successes + failures):
+The estimate is a discounted Beta posterior. Each prompt has two counts, successes and failures, that start at 1 and 1 (the prior,
+Beta(1, 1)); a visit halves both and adds its own verdicts, and p = successes / (successes + failures):
 
     visits, all failed (group_size 8)     none     1       2       3
     p                                      0.5   0.056    0.02   0.009
     weight at floor 0.05                     1    0.21    0.08    0.05
 
-The half-life is one visit: what was seen n visits ago counts 2^-n, because the policy moves between two visits to a
-prompt. For the same reason a visit counts as at most EVIDENCE verdicts: many completions on one day say much about that
-day alone, and however large the group, one failed visit leaves a prompt well above a floor of 0.05 and a third sends it
-there. No prompt is forgotten: those on the floor are still drawn, and one visit that is half right brings a prompt from
-p = 0 or 1 back to a weight of 0.75.
+The half-life is one visit: a result n visits ago has weight 2^-n, because the policy changes between two visits to a prompt. For the
+same reason a visit counts as at most EVIDENCE verdicts: however large the group, one failed visit leaves a prompt well above a floor
+of 0.05, and a third one takes it to the floor. No prompt is dropped: prompts at the floor are still drawn, and one visit with half its
+completions right raises a prompt from p = 0 or 1 to a weight of 0.75.
 
-Unlike PromptStream this has a history, which a checkpoint must hold. Given the history the choice is keyed, not consumed:
-`take` is a pure function of (seed, cursor, count, history). Weights steer most where prompts are many and a step
-takes few; a step that takes as many as there are has no choice left.
+Unlike PromptStream this stream has a history, which checkpoints save. Given the history, `take` is a pure function of (seed, cursor,
+count). The weights matter most with many prompts and few per step; a step that takes all prompts has no choice.
 """
 
 from __future__ import annotations
@@ -41,11 +38,11 @@ from cohort.errors import CheckpointError, PromptError
 from cohort.types import Prompt
 
 DECAY = 0.5
-"""What a visit leaves of everything seen before it."""
+"""Factor by which a visit reduces all earlier counts."""
 EVIDENCE = 8.0
-"""Verdicts that one visit counts as at most; a larger group enters with its rate."""
+"""Maximum number of verdicts per visit; a larger group is scaled down."""
 SEVERAL_VISITS = 3
-"""A prompt that fails is called hopeless only after this many visits."""
+"""A prompt is called hopeless only after this many visits."""
 
 Floats = NDArray[np.float64]
 
@@ -53,23 +50,21 @@ Floats = NDArray[np.float64]
 class InformativeChoice(PromptStream):
     """The endless sequence of prompts of a run, drawn by weight. Each call draws without replacement.
 
-    `take(cursor, n + m)` begins with `take(cursor, n)`: a step that finds it needs more asks again at the same cursor for
-    more, leaves out what it has, and meets no prompt twice.
+    `take(cursor, n + m)` starts with `take(cursor, n)`: a step that needs more prompts calls it again with the same cursor and a
+    larger count, skips those it has, and gets no prompt twice.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, floor: float) -> None:
         super().__init__(prompts, seed)
         if not 0 < floor <= 1:
-            raise ValueError(f"choice_floor must lie in (0, 1], got {floor}: at 0 a prompt could be forgotten for ever")
+            raise ValueError(f"choice_floor must lie in (0, 1], got {floor}: at 0 a prompt might never be drawn again")
         self.floor = floor
         indices_P = np.array([prompt.index for prompt in self.prompts], dtype=np.int64)
         self._places_P = np.argsort(indices_P, kind="stable")
         self._indices_P = indices_P[self._places_P]
         twice = self._indices_P[1:][self._indices_P[1:] == self._indices_P[:-1]]
         if twice.size:
-            raise PromptError(
-                f"prompts: two of them have index {twice[0]}; outcomes are recorded by index, which must be unique"
-            )
+            raise PromptError(f"prompts: two of them have index {twice[0]}, but outcomes are recorded by index; make it unique")
         self._successes_P: Floats = np.ones(len(self.prompts))
         self._failures_P: Floats = np.ones(len(self.prompts))
         self._visits_P: Floats = np.zeros(len(self.prompts))
@@ -77,7 +72,7 @@ class InformativeChoice(PromptStream):
     # -- choosing ------------------------------------------------------------------------------------------------------
 
     def take(self, cursor: int, count: int) -> list[Prompt]:
-        """`count` prompts for a step that starts at `cursor`; all of them are passed through before one comes again."""
+        """`count` prompts for a step that starts at `cursor`; a prompt repeats only after all others were drawn."""
         if cursor < 0 or count < 0:
             raise ValueError(f"cursor and count cannot be negative, got {cursor} and {count}")
         size, weights_P = len(self.prompts), self.weights()
@@ -93,19 +88,19 @@ class InformativeChoice(PromptStream):
         return frozen
 
     def estimates(self) -> Floats:
-        """Success rate of each prompt, in the order of `prompts`; 1/2 where it is unseen."""
+        """Estimated success rate of each prompt, in the order of `prompts`; 1/2 before its first visit."""
         return self._successes_P / (self._successes_P + self._failures_P)
 
     def weights(self) -> Floats:
         rates_P = self.estimates()
         return np.maximum(self.floor, 4.0 * rates_P * (1.0 - rates_P))
 
-    # -- learning ------------------------------------------------------------------------------------------------------
+    # -- history -------------------------------------------------------------------------------------------------------
 
     def record(self, outcomes: Mapping[int, tuple[int, int]]) -> None:
-        """Prompt index -> (successes, verdicts) of the step that just finished: one visit each.
+        """Record one visit per prompt: prompt index -> (successes, verdicts) of the last step.
 
-        Every group that was drawn belongs here, also those that were not trained on. Without a verdict it is no visit.
+        Includes groups that were drawn but not trained on. A group without a verdict is not a visit.
         """
         visits = sorted((index, *tally) for index, tally in outcomes.items())
         for index, successes, verdicts in visits:
@@ -138,10 +133,10 @@ class InformativeChoice(PromptStream):
             metrics["rollout/expected_success"] = float(rates_P[seen_P].mean())
         return metrics
 
-    # -- surviving a kill ----------------------------------------------------------------------------------------------
+    # -- checkpoints ---------------------------------------------------------------------------------------------------
 
     def state(self) -> tuple[dict[str, Floats], dict[str, Any]]:
-        """(arrays, JSON): copies, which later visits do not change."""
+        """(arrays, JSON) for a checkpoint; the arrays are copies."""
         arrays = {name: array_P.copy() for name, array_P in self._arrays().items()}
         return arrays, {"prompts": len(self.prompts)}
 
@@ -151,8 +146,8 @@ class InformativeChoice(PromptStream):
         sizes = {document["prompts"], *(array_P.size for array_P in found.values())}
         if sizes != {len(self.prompts)}:
             raise CheckpointError(
-                f"the saved history of prompt_choice = 'informative' is of {document['prompts']} prompts, the run has "
-                f"{len(self.prompts)}: resume with the prompts that the run was started with"
+                f"the saved history of prompt_choice = 'informative' has {document['prompts']} prompts, the run has "
+                f"{len(self.prompts)}; resume with the prompts that the run was started with"
             )
         for name, array_P in arrays.items():
             array_P[:] = found[name]
@@ -169,14 +164,14 @@ class InformativeChoice(PromptStream):
 def draw_arrival_times(weights_P: Floats, key: int) -> Floats:
     """E / weight, with E exponential noise that is a pure function of (key, place).
 
-    The first to arrive is place i with probability weight_i / sum, the next is drawn so among the rest, and so on. It is
-    Gumbel top-k, since log weight + Gumbel = -log(E / weight), with one logarithm in place of three.
+    The first arrival is place i with probability weight_i / sum, the next is drawn the same way from the rest, and so on. This is
+    Gumbel top-k, since log weight + Gumbel = -log(E / weight), with one logarithm instead of three.
     """
     return -np.log1p(-draw_keyed_uniform(len(weights_P), key)) / weights_P
 
 
 def list_first_arrivals(times_P: Floats, count: int) -> list[int]:
-    """The places of the `count` smallest times, earliest first; ties go to the lower place."""
+    """Indices of the `count` smallest times, earliest first; ties go to the lower index."""
     if count < len(times_P):
         last = np.partition(times_P, count)[count]
         near = np.flatnonzero(times_P <= last)
@@ -189,7 +184,7 @@ def list_first_arrivals(times_P: Floats, count: int) -> list[int]:
 def draw_keyed_uniform(size: int, key: int) -> Floats:
     """Uniform numbers strictly between 0 and 1, each a function of (key, place): the splitmix64 generator, random access.
 
-    (52 bits + 1/2) / 2^52 is exact in float64 at both ends, so a logarithm of u or of 1 - u stays finite.
+    (52 bits + 1/2) / 2^52 is exact in float64 at both ends, so log(u) and log(1 - u) are finite.
     """
     bits_P = np.arange(1, size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) + np.uint64(key)
     bits_P = (bits_P ^ (bits_P >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -5,10 +5,9 @@
     prompts, report = make_prompts(train, config, codec.encode)
     PromptStream(prompts, seed, shuffle=True).take(cursor, 32)
 
-Two things differ from the usual data loader. The stream has no state: prompt number n of a run is a pure function of
-(seed, n), so a checkpoint stores one integer and resumes exactly. And nothing is cut or skipped silently: prompts that
-are too long are left out, counted and reported, and every other defect is an error that names the place and the fix.
-Imports no torch.
+Unlike a usual data loader the stream has no state: prompt number n of a run is a pure function of (seed, n), so a checkpoint stores
+one integer and resumes exactly. Nothing is truncated or skipped silently: prompts that are too long are left out, counted and
+reported, and every other defect is an error that names the place and the fix. No torch.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cohort.base.keyed import keyed_permutation, keyed_share
-from cohort.data.rows import Content, Row, render
+from cohort.data.rows import Content, Row, list_columns, render
 from cohort.errors import PromptError
 from cohort.model.chat import ChatCodec
 from cohort.recipe.schema import PromptsConfig
@@ -34,24 +33,24 @@ from cohort.types import Prompt
 
 @dataclass(frozen=True, slots=True)
 class PromptReport:
-    """What became of the rows. Lengths are in tokens."""
+    """Numbers of rows and prompts. Lengths are in tokens."""
 
     rows: int
     kept: int
     too_long: int
     longest: int
-    """Over all rows, those left out included: the value max_prompt_tokens would need to keep everything."""
+    """Over all rows, including those left out: the max_prompt_tokens that would keep all of them."""
     mean_length: float
-    """Over the prompts that are kept."""
+    """Over the prompts that were kept."""
     max_prompt_tokens: int
     with_unknown: int = 0
-    """Prompts that hold the tokenizer's unknown token: the model cannot tell those characters apart."""
+    """Prompts with the tokenizer's unknown token: the model cannot distinguish those characters."""
 
     def __str__(self) -> str:
         text = f"{self.kept} prompts of {self.mean_length:.0f} tokens on average, the longest {self.longest}"
         if self.too_long:
             text += (
-                f"; {self.too_long} of {self.rows} left out, being longer than max_prompt_tokens = {self.max_prompt_tokens} "
+                f"; {self.too_long} of {self.rows} left out because they are longer than max_prompt_tokens = {self.max_prompt_tokens} "
                 f"(raise it to {self.longest} to keep all)"
             )
         if self.with_unknown:
@@ -66,14 +65,14 @@ def make_prompts(
     unknown_id: int | None = None,
     answer_column: str = "answer",
 ) -> tuple[list[Prompt], PromptReport]:
-    """Render and encode every row; leave out, and count, what is longer than max_prompt_tokens."""
+    """Render and encode every row; leave out and count prompts longer than max_prompt_tokens."""
     prompts: list[Prompt] = []
     longest = with_unknown = 0
     for index, row in enumerate(rows):
         content = render(row, config, f"prompts, row {index}")
         token_ids = tuple(encode(content))
         if not token_ids:
-            raise PromptError(f"prompts, row {index}: the prompt is empty, so there is nothing to continue")
+            raise PromptError(f"prompts, row {index}: the prompt is empty")
         longest = max(longest, len(token_ids))
         if len(token_ids) > config.max_prompt_tokens:
             continue
@@ -82,7 +81,7 @@ def make_prompts(
         prompts.append(Prompt(index, content, columns, token_ids, answer_column))
     if not prompts:
         raise PromptError(
-            f"prompts: none of the {len(rows)} prompts has at most max_prompt_tokens = {config.max_prompt_tokens} tokens; "
+            f"prompts: all {len(rows)} prompts are longer than max_prompt_tokens = {config.max_prompt_tokens} tokens; "
             f"the longest has {longest}. Raise prompts.max_prompt_tokens"
             if rows
             else "prompts: no rows to make prompts from"
@@ -100,28 +99,28 @@ def make_prompts(
 
 
 def make_content_key(content: Content) -> str:
-    """What makes two prompts the same question: the conversation, without white space at the ends of its texts.
+    """A key that is equal for two prompts with the same question: the conversation without surrounding white space.
 
-    System messages do not count: under another instruction it is the same question, and a model that was trained on it
-    knows the answer. For the same reason a single user message is the same question as its bare text.
+    System messages are ignored: with another instruction it is still the same question, and a model trained on it knows the
+    answer. For the same reason a single user message equals its plain text.
     """
     if isinstance(content, str):
         return content.strip()
-    told = [[message["role"], str(message["content"]).strip()] for message in content]
-    asked = [[role, text] for role, text in told if role != "system"]
-    if len(asked) == 1 and asked[0][0] == "user":
-        return asked[0][1]
-    return json.dumps(asked or told, ensure_ascii=False)  # a system message alone is the question
+    messages = [[message["role"], str(message["content"]).strip()] for message in content]
+    question = [[role, text] for role, text in messages if role != "system"]
+    if len(question) == 1 and question[0][0] == "user":
+        return question[0][1]
+    return json.dumps(question or messages, ensure_ascii=False)  # only a system message: that is the question
 
 
 def split_held_out(
     rows: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = "", least: int = 16
 ) -> tuple[list[Row], list[Row]]:
-    """(train, held_out). Each prompt has a hash of the seed and its content in [0, 1); those below the share are held out.
+    """(train, held_out). Each prompt has a hash of the seed and its content in [0, 1); prompts below the share are held out.
 
-    Where that gives fewer than `least` prompts, or than the share of them rounded up, the next smallest hashes are held out
-    too, up to a third of the rows. Copies stay together, and without such additions rows added to the source later move none
-    of the others. least 0: no additions, as recipes before version 2 were split.
+    If that gives fewer than `least` prompts, or fewer than the share rounded up, the next smallest hashes are held out too, up to
+    a third of the rows. Duplicates stay together. Without such additions, rows added to the source later do not move other rows.
+    least 0: no additions.
     """
     if share <= 0:
         return list(rows), []
@@ -130,17 +129,17 @@ def split_held_out(
     positions = {key: hash_to_position(seed, key) for key in copies}
     if len(positions) < 2:
         raise PromptError(
-            f"evaluation.held_out: the {len(rows)} rows hold {len(positions)} different prompt(s), which cannot be split into "
-            "training and held-out; add rows, name a set under [evaluation.sets], or set evaluation.held_out = 0"
+            f"evaluation.held_out: the {len(rows)} rows contain {len(positions)} different prompt(s), too few to hold some "
+            "out; add rows, name a set under [evaluation.sets], or set evaluation.held_out = 0"
         )
     ordered = sorted(positions, key=positions.__getitem__)
-    # Few rows can all fall on one side; the nearest one then crosses over, so that both sides hold something.
+    # With few rows all can fall on one side; the nearest one then moves, so that neither side is empty.
     count = min(max(sum(position < share for position in positions.values()), 1), len(ordered) - 1)
     wanted = max(least, math.ceil(share * len(ordered))) if least else 0
     chosen = set(ordered[:count])
     taken = sum(copies[key] for key in chosen)
     for key in ordered[count:]:
-        # A prompt with so many copies that it does not fit is passed over, rather than the end of the search.
+        # A prompt with too many duplicates to fit is skipped; the search goes on.
         if len(chosen) < wanted and 3 * (taken + copies[key]) <= len(rows):
             chosen.add(key)
             taken += copies[key]
@@ -152,15 +151,15 @@ def split_held_out(
 def describe_split(
     train: Sequence[Row], held_out: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = ""
 ) -> str:
-    """How many prompts are held out, and how many of them only because there would be too few: those may move."""
+    """A sentence on how many prompts are held out, and how many of them only to reach the minimum."""
     trained, kept = (set(list_prompt_keys(rows, prompt_column, template)) for rows in (train, held_out))
     added = sum(hash_to_position(seed, key) >= share for key in kept)
     text = f"{len(kept)} of {len(trained) + len(kept)} prompts are held out"
     if not added:
         return text
     return (
-        f"{text}, {added} more than fall below evaluation.held_out = {share:g} by their hash. Those {added} can move to training when "
-        "rows are added; for a set that stays, name one under [evaluation.sets]"
+        f"{text}. Rows are split by hash (evaluation.held_out = {share:g}); {added} were added to have enough, and can move to training when "
+        "rows are added. For a fixed set, name one under [evaluation.sets]"
     )
 
 
@@ -174,14 +173,14 @@ def hash_to_position(seed: int, key: str) -> float:
 
 
 def assert_disjoint(train_prompts: Iterable[Prompt], held_out_prompts: Iterable[Prompt], set_name: str) -> None:
-    """Refuse an evaluation set that shares a question with training: its score would be memory, not skill."""
+    """Refuse an evaluation set that shares questions with training, because its score would measure memory."""
     seen = {make_content_key(prompt.content): prompt.index for prompt in train_prompts}
     shared = [prompt for prompt in held_out_prompts if make_content_key(prompt.content) in seen]
     if shared:
         example = shared[0]
         raise PromptError(
             f"evaluation set {set_name!r}: {len(shared)} of its prompts also occur in training, for example row {example.index} "
-            f"(training row {seen[make_content_key(example.content)]}): {make_content_key(example.content)[:80]!r}. Remove them from one side"
+            f"(training row {seen[make_content_key(example.content)]}): {make_content_key(example.content)[:80]!r}. Remove them from one of the two"
         )
 
 
@@ -191,37 +190,36 @@ def assert_disjoint(train_prompts: Iterable[Prompt], held_out_prompts: Iterable[
 
 
 class PromptStream:
-    """The endless sequence of prompts of a run: epoch after epoch, each in an order of its own keyed by (seed, epoch).
+    """The endless sequence of prompts of a run: epochs in different orders, each keyed by (seed, epoch).
 
-    It has no state. `take(cursor, count)` is a pure function, and the cursor a run has reached is all a checkpoint needs.
+    It has no state: `take(cursor, count)` is a pure function, and a checkpoint stores only the cursor.
     """
 
     def __init__(self, prompts: Sequence[Prompt], seed: int, shuffle: bool = False) -> None:
         if not prompts:
-            raise PromptError("prompts: an empty list cannot be drawn from")
+            raise PromptError("prompts: the list is empty")
         self.prompts = list(prompts)
         self.seed = seed
         self.shuffle = shuffle
         self._orders: dict[int, list[int]] = {}
 
     def take(self, cursor: int, count: int) -> list[Prompt]:
-        """Prompts number cursor .. cursor + count - 1."""
+        """Prompts number cursor to cursor + count - 1."""
         if cursor < 0 or count < 0:
             raise ValueError(f"cursor and count cannot be negative, got {cursor} and {count}")
         size = len(self.prompts)
         return [self.prompts[self._order(place // size)[place % size]] for place in range(cursor, cursor + count)]
 
     def freeze(self) -> PromptStream:
-        """The stream as it is now: what is recorded from now on does not change what it gives."""
+        """A copy of the stream that later calls of `record` do not change."""
         return self
 
     def epoch(self, cursor: int) -> float:
-        """Prompts drawn up to this cursor, as a multiple of their number."""
+        """Epochs up to this cursor."""
         return cursor / len(self.prompts)
 
     def record(self, verdicts: Mapping[int, tuple[int, int]]) -> None:
-        """A step is finished: prompt -> (successes, verdicts) of every group it drew. Here every prompt comes once per epoch, whatever
-        became of it; InformativeChoice draws by it."""
+        """Record prompt -> (successes, verdicts) of every group of a step. InformativeChoice uses it; this stream does not."""
 
     def metrics(self) -> dict[str, float]:
         return {}
@@ -230,7 +228,7 @@ class PromptStream:
         if epoch not in self._orders:
             size = len(self.prompts)
             order = keyed_permutation(size, "prompts", self.seed, epoch) if self.shuffle else list(range(size))
-            # A step spans two epochs at most in all but tiny sets; older orders are cheap to make again.
+            # Except in tiny sets a step spans at most two epochs; older orders are cheap to compute again.
             self._orders = {known: kept for known, kept in self._orders.items() if known == epoch - 1}
             self._orders[epoch] = order
         return self._orders[epoch]
@@ -245,48 +243,46 @@ CHOSEN, REJECTED = "chosen", "rejected"
 
 @dataclass(frozen=True)
 class WrittenRow:
-    """A prompt and the completions that stand in its row."""
+    """A prompt and the completions in its row."""
 
     prompt: Prompt
     completions: tuple[tuple[int, ...], ...]
-    """Token ids, best first, each continuing the prompt's very ids and ended by the stop token."""
+    """Token ids, best first; each continues the prompt's ids and ends with the stop token."""
 
     @property
     def longest(self) -> int:
-        """Tokens of the prompt and of its longest completion."""
+        """Tokens of the prompt and its longest completion together."""
         return len(self.prompt.token_ids) + max(map(len, self.completions))
 
 
 def make_demonstrations(prompts: Sequence[Prompt], codec: ChatCodec, column: str, stop_id: int) -> list[WrittenRow]:
-    """One completion per prompt, as the column has it."""
+    """Prompts with one completion each: the text in the column."""
     return [encode_row(prompt, [read_demonstration(prompt, column)], codec, stop_id) for prompt in prompts]
 
 
 def make_pairs(prompts: Sequence[Prompt], codec: ChatCodec, stop_id: int) -> list[WrittenRow]:
-    """Two completions per prompt, the chosen one and the rejected one."""
+    """Prompts with two completions each: the chosen and the rejected one."""
     pairs = []
     for prompt in prompts:
         pairs.append(encode_row(prompt, [read_preference(prompt, column) for column in (CHOSEN, REJECTED)], codec, stop_id))
         if len(set(pairs[-1].completions)) == 1:
-            raise PromptError(
-                f"row {prompt.index}: chosen and rejected are the same, so the pair prefers nothing; remove the row."
-            )
+            raise PromptError(f"row {prompt.index}: chosen and rejected are equal; remove the row.")
     return pairs
 
 
 def encode_row(prompt: Prompt, texts: Sequence[str], codec: ChatCodec, stop_id: int) -> WrittenRow:
-    """Tokenised once: prompt ids exactly as in rollouts."""
+    """Encode the completions of a prompt. The prompt ids must be the same as in rollouts."""
     encoded = [codec.encode_demonstration(prompt.content, text, stop_id) for text in texts]
     for prompt_ids, _ in encoded:
-        assert prompt_ids == prompt.token_ids, "a completion must continue the very ids that rollouts start from"
+        assert prompt_ids == prompt.token_ids, "a completion must continue the same prompt ids as in rollouts"
     return WrittenRow(prompt, tuple(completion_ids for _, completion_ids in encoded))
 
 
 def read_demonstration(prompt: Prompt, column: str) -> str:
     if column not in prompt.columns:
         raise PromptError(
-            f"cold_start.completion_column: row {prompt.index} has no column {column!r} (it has {list_prompt_columns(prompt)}), where its "
-            "demonstration is read. Add it, or name the column that holds the text."
+            f"cold_start.completion_column: row {prompt.index} has no column {column!r} for its demonstration "
+            f"(it has {list_columns(prompt.columns)}). Add it, or name the column with the text."
         )
     return str(prompt.columns[column])
 
@@ -296,18 +292,16 @@ def read_preference(prompt: Prompt, column: str) -> str:
     if value is None:
         raise PromptError(
             f'algorithm.data: "pairs" trains on `chosen` and `rejected` completions, and row {prompt.index} has no column '
-            f"{column!r} (it has {list_prompt_columns(prompt)}). Add them, or build pairs from rollouts with algorithm.data = "
-            '"start" (from the policy the run starts from) or "policy" (from the policy as it is).'
+            f"{column!r} (it has {list_columns(prompt.columns)}). Add them, or build pairs from rollouts with algorithm.data = "
+            '"start" (from the policy that the run starts from) or "policy" (from the current policy).'
         )
     if isinstance(value, list):
         last = value[-1] if value else None
         if not isinstance(last, dict) or last.get("role") != "assistant" or not isinstance(last.get("content"), str):
-            raise PromptError(f"row {prompt.index}: `{column}` is a chat that does not end with an assistant message in text.")
+            raise PromptError(
+                f"row {prompt.index}: `{column}` is a chat that does not end with an assistant message (as text)."
+            )
         return str(last["content"])
     if not isinstance(value, str):
         raise PromptError(f"row {prompt.index}: `{column}` is {type(value).__name__}; give text, or a list of chat messages.")
     return value
-
-
-def list_prompt_columns(prompt: Prompt) -> str:
-    return ", ".join(sorted(prompt.columns)) or "none"

@@ -1,7 +1,7 @@
-"""Rows of prompts from wherever they are: a file, a saved or hub dataset, a task, a function, or Python itself.
+"""Loads rows of prompts from a file, a saved or hub dataset, a task, a function, or Python objects. No torch.
 
-Every defect is an error that names the place (file, line, row, column) and the fix; nothing is skipped or guessed: the
-text 007 of a CSV stays 007. Imports no torch.
+Every defect is an error that names the place (file, line, row, column) and the fix. Nothing is skipped or guessed: the text 007 in a
+CSV file stays 007.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ Row = dict[str, Any]
 Content = str | list[Message]
 
 ENDLESS = 1_000_000
-"""A source that yields more rows than this without a limit is taken for an endless generator."""
+"""A source with more rows than this and no limit is treated as an endless generator."""
 
 
 def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = None, section: str = "prompts") -> list[Row]:
-    """All rows of the source, each with a usable prompt; or the rows handed in, checked in the same way.
+    """All rows of the source, or the given rows, each checked for a usable prompt.
 
-    section: where the recipe has `config`, for messages: "prompts", "evaluation.sets.NAME" or "cold_start.source".
+    section: the section of `config` in the recipe, for messages: "prompts", "evaluation.sets.NAME" or "cold_start.source".
     """
     name, numbered = open_source(config, seed, rows, section)
     stop = config.limit or ENDLESS + 1
-    shared = rows is not None or is_function_name(config.source)  # their values may belong to the caller
+    shared = rows is not None or is_function_name(config.source)  # the values may belong to the caller
     loaded: list[Row] = []
     for place, row in itertools.islice(numbered, stop):
         if not isinstance(row, Mapping):
@@ -50,19 +50,17 @@ def load_rows(config: PromptsConfig, seed: int, rows: Iterable[Any] | None = Non
         row = {str(column): copy_cell(value, column, f"{name}, {place}") if shared else value for column, value in row.items()}
         if column := next((column for column, value in row.items() if has_lone_surrogate([column, value])), None):
             raise PromptError(
-                f"{name}, {place}: column {make_printable(column)!r} holds half of a surrogate pair (an emoji cut in two?), which no tokenizer "
-                "reads and no file can hold; mend the text: text.encode('utf-8', 'replace').decode()"
+                f"{name}, {place}: column {make_printable(column)!r} contains half of a surrogate pair (part of an emoji?), which tokenizers "
+                "and files cannot represent; fix the text: text.encode('utf-8', 'replace').decode()"
             )
         if config.shape:
             row = shape_row(row, config.shape, f"{name}, {place}")
         render(row, config, f"{name}, {place}", section)
         loaded.append(row)
     if not config.limit and len(loaded) > ENDLESS:
-        raise PromptError(
-            f"{name}: more than {ENDLESS:,} rows and no end in sight; set {section}.limit to the number of rows to use"
-        )
+        raise PromptError(f"{name}: more than {ENDLESS:,} rows; set {section}.limit to the number of rows to use")
     if not loaded:
-        raise PromptError(f"{section}{'' if rows is not None else f'.source: {name}'}: no rows at all; at least one is needed")
+        raise PromptError(f"{section}{'' if rows is not None else f'.source: {name}'}: no rows; at least one is needed")
     return loaded
 
 
@@ -71,30 +69,30 @@ def copy_cell(value: Any, column: Any, place: str) -> Any:
         return copy_value(value)
     except Exception as problem:  # whatever the value's own class raises
         raise PromptError(
-            f"{place}: column {make_printable(str(column))!r} holds a {type(value).__name__} that cannot be copied ({problem}), and each completion "
-            "is scored with its own copy of the row; give plain data, and create such objects in the reward function"
+            f"{place}: column {make_printable(str(column))!r} has a value of type {type(value).__name__} that cannot be copied ({problem}), but each completion "
+            "is scored with its own copy of the row; use plain data, and create such objects in the reward function"
         ) from problem
 
 
 def open_source(
     config: PromptsConfig, seed: int, rows: Iterable[Any] | None, section: str = "prompts"
 ) -> tuple[str, Iterator[tuple[str, Any]]]:
-    """(what to call it in messages, the stream of (place, row)). Reads nothing that the limit does not ask for."""
+    """(name of the source for messages, stream of (place, row)). Reads no further than the limit."""
     source = config.source
     if rows is not None:
         refuse_unused(config, "a list of rows", section, split_is_used=isinstance(rows, Mapping))
         return section, number_rows(read_python_rows(rows, config.split, section))
     if source == PYTHON_ROWS:
         raise PromptError(
-            f"{section}.source: these rows were handed in from Python, and only the run folder that keeps them, or the script, has them. "
-            "Name the run folder, or name a file"
+            f"{section}.source: these rows were passed from Python and are not in the recipe. "
+            "Use the run folder, which may have them, or a file"
         )
     prefix, _, rest = source.partition(":")
     if prefix in ("task", "gym"):
         load = load_task if prefix == "task" else load_gym
         try:
             return source, number_rows(load(rest, config.split, seed, config.args))
-        except PromptError as problem:  # a task does not know for which section it is asked
+        except PromptError as problem:  # a task does not know the section
             raise PromptError(re.sub(r"\bprompts\.", f"{section}.", str(problem))) from problem
     path = Path(source).expanduser()
     if path.is_dir():
@@ -107,21 +105,21 @@ def open_source(
         return source, number_rows(call_function(source, config, seed, section))
     if re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source) and not source.startswith("."):
         return source, number_rows(load_hub(config, section))
-    raise PromptError(f"{section}.source: {source!r} is no file or folder here{suggest_file(path)}")
+    raise PromptError(f"{section}.source: {source!r} is not a file or folder here{suggest_file(path)}")
 
 
 def is_function_name(source: str) -> bool:
-    """package.module:function, and no task or gym task, which are written alike."""
+    """Whether the source is "package.module:function", not a task or gym task."""
     return bool(re.fullmatch(r"(?!(?:task|gym):)[A-Za-z_][\w.]*:[A-Za-z_]\w*", source))
 
 
 def refuse_unused(config: PromptsConfig, what: str, section: str, split_is_used: bool = False) -> None:
-    """A setting that would be ignored is a mistake the user wants to hear of."""
+    """Refuse settings that would be ignored."""
     if config.args:
         raise PromptError(f"{section}.args: {what} takes no arguments; remove {', '.join(config.args)}")
     default = PromptsConfig.model_fields["split"].default
     if not split_is_used and config.split != default:
-        raise PromptError(f"{section}.split: {what} has no splits; remove split = {config.split!r} or name another source")
+        raise PromptError(f"{section}.split: {what} has no splits; remove split = {config.split!r} or use another source")
 
 
 def read_python_rows(rows: Any, split: str, section: str = "prompts") -> Iterable[Any]:
@@ -139,25 +137,25 @@ def read_python_rows(rows: Any, split: str, section: str = "prompts") -> Iterabl
 
 
 def has_splits(rows: Any) -> bool:
-    """Whether it is a `DatasetDict`, by what it offers: nothing is imported to find out."""
+    """Whether the object looks like a `DatasetDict`; datasets is not imported for this."""
     return isinstance(rows, Mapping) and bool(rows) and all(hasattr(part, "features") for part in rows.values())
 
 
 def read_frame(frame: Any, section: str) -> Iterable[Any]:
-    """The rows of a DataFrame of pandas or polars, by what it offers. A missing value of pandas becomes null, as in the files."""
+    """The rows of a pandas or polars DataFrame. Missing values of pandas become None, as in files."""
     names = [str(name) for name in frame.columns]
     if repeated := sorted({name for name in names if names.count(name) > 1}):
         raise PromptError(f"{section}: column {repeated[0]!r} of the DataFrame occurs twice; rename one of them")
     if hasattr(frame, "to_dicts"):
         return list(frame.to_dicts())
     if not hasattr(frame, "to_dict") or not hasattr(frame, "notna"):
-        raise PromptError(f"{section}: {type(frame).__module__}.DataFrame cannot be read; give a list of rows, one dict each")
+        raise PromptError(f"{section}: {type(frame).__module__}.DataFrame is not supported; give a list of rows, one dict each")
     records = frame.astype(object).where(frame.notna(), None).to_dict("records")
     return [{str(name): convert_arrays(value) for name, value in record.items()} for record in records]
 
 
 def convert_arrays(value: Any) -> Any:
-    """Lists and plain numbers where pandas, reading parquet, puts arrays and scalars of numpy: a chat is a list of messages."""
+    """Convert NumPy arrays and scalars, which pandas makes from parquet, to lists and numbers: a chat is a list of messages."""
     if type(value).__module__ == "numpy":
         value = value.tolist()
     if isinstance(value, list):
@@ -182,7 +180,7 @@ def number_rows(rows: Iterable[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
-    # utf-8-sig: files saved by spreadsheet programs begin with a byte-order mark, which is no part of the JSON.
+    # utf-8-sig: files saved by spreadsheet programs start with a byte-order mark.
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -192,33 +190,33 @@ def read_jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             except json.JSONDecodeError as problem:
                 raise PromptError(
                     f"{path}, line {number}, column {problem.colno}: not valid JSON ({problem.msg}). "
-                    f"Each line must be one object; the line begins {line.strip()[:60]!r}"
+                    f"Each line must be one object; the line starts with {line.strip()[:60]!r}"
                 ) from None
 
 
 def read_json(path: Path) -> Iterator[tuple[str, Any]]:
-    """A list of objects, or an object whose `data` is one. What is otherwise shaped is refused with what to do about it."""
+    """The rows of a JSON file: a list of objects, or an object whose `data` is such a list."""
     try:
         document = json.loads(path.read_text(encoding="utf-8-sig"))
     except json.JSONDecodeError as problem:
         if problem.msg == "Extra data":
-            fix = "it holds several values one after another; one object per line is JSON lines: name the file .jsonl"
+            fix = "it contains several values; if it has one object per line, rename it to .jsonl"
         else:
             fix = f"not valid JSON ({problem.msg})"
         raise PromptError(f"{path}, line {problem.lineno}, column {problem.colno}: {fix}") from None
     except RecursionError:
-        raise PromptError(f"{path}: nested too deeply to be rows") from None
+        raise PromptError(f"{path}: nested too deeply") from None
     rows = document.get("data") if isinstance(document, dict) else document
     if not isinstance(rows, list):
         keys = f" with the keys {', '.join(map(repr, list(document)[:8]))}" if isinstance(document, dict) else ""
         raise PromptError(
-            f'{path}: rows are a list, [{{"prompt": ...}}, ...] or {{"data": [...]}}; the file holds one {type(document).__name__}{keys}'
+            f'{path}: expected a list of rows, [{{"prompt": ...}}, ...] or {{"data": [...]}}; the file contains one {type(document).__name__}{keys}'
         )
     yield from number_rows(rows)
 
 
 def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
-    """Every value stays the text that is in the file: a guessed type would turn the answer 007 into 7 and NA into null."""
+    """The rows of a CSV file. All values are text: guessing types would turn the answer 007 into 7 and NA into null."""
     with path.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
@@ -232,7 +230,7 @@ def read_csv(path: Path) -> Iterator[tuple[str, Any]]:
                 if len(cells) != len(header):
                     raise PromptError(
                         f"{path}, line {reader.line_num}: {len(cells)} cells for {len(header)} columns "
-                        f"({', '.join(header)}); put quotes around text that contains commas"
+                        f"({', '.join(header)}); quote text that contains commas"
                     )
                 yield f"line {reader.line_num}", dict(zip(header, cells, strict=True))
         except csv.Error as problem:
@@ -253,7 +251,7 @@ def read_parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 
 def read_rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """The rows of a file, by the reader of its ending."""
+    """The rows of a file; the file name extension decides the format."""
     try:
         yield from READERS[path.suffix](path)
     except UnicodeDecodeError as problem:
@@ -270,16 +268,14 @@ READERS: dict[str, Callable[[Path], Iterator[tuple[str, Any]]]] = {
 
 def read_file(path: Path, section: str) -> Iterator[tuple[str, Any]]:
     if path.suffix not in READERS:
-        raise PromptError(
-            f"{section}.source: {path}: unknown ending {path.suffix!r}; prompts are read from {', '.join(READERS)}"
-        )
+        raise PromptError(f"{section}.source: {path}: unknown file type {path.suffix!r}; supported: {', '.join(READERS)}")
     if not path.is_file():
-        raise PromptError(f"{section}.source: {path}: no such file{suggest_file(path) or '; name a file that is there'}")
+        raise PromptError(f"{section}.source: {path}: no such file{suggest_file(path) or '; check the path'}")
     return read_rows(path)
 
 
 def suggest_file(path: Path) -> str:
-    """The file that was probably meant, when there is one beside it."""
+    """A hint: the most similar file name in the same folder."""
     try:
         names = [entry.name for entry in path.parent.iterdir()]
     except OSError:
@@ -297,8 +293,8 @@ def read_saved(path: Path, split: str, section: str) -> Iterable[Any]:
         saved = load_from_disk(str(path))
     except (OSError, ValueError) as problem:
         raise PromptError(
-            f"{section}.source: {path} is a folder, but not one written by datasets' save_to_disk ({problem}); "
-            f"name a {' or '.join(READERS)} file"
+            f"{section}.source: {path} is a folder, but not one written by save_to_disk of datasets ({problem}); "
+            f"use a {' or '.join(READERS)} file"
         ) from problem
     if isinstance(saved, DatasetDict):
         return choose_split(saved, split, str(path), section)
@@ -313,10 +309,10 @@ def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
 
     try:
         return load_dataset(config.source, split=config.split, **config.args)
-    except Exception as problem:  # The library raises its own, the hub's and the network's errors; all mean the same here.
+    except Exception as problem:  # errors of datasets, the hub or the network
         first_line = str(problem).strip().partition("\n")[0]
         raise PromptError(
-            f"{section}.source: {config.source!r} is no file or folder here{suggest_file(Path(config.source))}, and loading it as a "
+            f"{section}.source: {config.source!r} is not a file or folder here{suggest_file(Path(config.source))}, and loading it as a "
             f"hub dataset (split {config.split!r}, args {config.args}) failed: {type(problem).__name__}: {first_line}"
         ) from problem
 
@@ -325,18 +321,21 @@ def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
 
 
 def call_function(source: str, config: PromptsConfig, seed: int, section: str) -> Iterable[Any]:
-    """The rows of a user's function, which is told seed and split where it has a parameter of that name."""
-    function = import_function(source, section)
+    """The rows that a user's function returns. It gets seed and split if it has parameters with these names."""
+    try:
+        function = load_function(source)
+    except NotImportable as problem:
+        raise PromptError(f"{section}.source: {problem}") from problem
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
         signature = None
     parameters = {} if signature is None else signature.parameters
-    told: dict[str, Any] = {"seed": seed} if "seed" in parameters else {}
+    passed: dict[str, Any] = {"seed": seed} if "seed" in parameters else {}
     named = config.split != PromptsConfig.model_fields["split"].default
     if "split" in parameters and (named or parameters["split"].default is inspect.Parameter.empty):
-        told["split"] = config.split
-    arguments = {**told, **config.args}
+        passed["split"] = config.split
+    arguments = {**passed, **config.args}
     if signature is not None:
         try:
             signature.bind(**arguments)
@@ -350,20 +349,13 @@ def call_function(source: str, config: PromptsConfig, seed: int, section: str) -
     return read_python_rows(rows, config.split, section)
 
 
-def import_function(source: str, section: str) -> Callable[..., Any]:
-    try:
-        return load_function(source)
-    except NotImportable as problem:
-        raise PromptError(f"{section}.source: {problem}") from problem
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # One row -> the content of a prompt
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: str = "prompts") -> Content:
-    """The text or the chat that the model is given for one row, before any chat template."""
+    """The prompt of one row as text or chat messages, before the chat template."""
     if config.template:
         content: Any = fill_template(config.template, row, place, section)
     elif config.prompt_column in row:
@@ -377,14 +369,16 @@ def render(row: Mapping[str, Any], config: PromptsConfig, place: str, section: s
         )
     check_content(content, f"{place}, column {config.prompt_column!r}")
     if not isinstance(content, str):
-        # Columnar formats give every message every key and fill the absent ones with null; templates stumble over those.
+        # Columnar formats fill missing keys of messages with null, which templates do not handle.
         content = [{key: value for key, value in message.items() if value is not None} for message in content]
-        content = [{**message, "content": join_texts(message["content"])} for message in content]
+        for message in content:  # some APIs give the text of a message as a list of parts
+            if not isinstance(message["content"], str):
+                message["content"] = "".join(part["text"] for part in message["content"])
     return add_system(content, config.system, place, section) if config.system else content
 
 
 def fill_template(template: str, row: Mapping[str, Any], place: str, section: str) -> str:
-    """Fields are column names and nothing else: no attributes, no indexing."""
+    """The template with its {column} fields filled; attributes and indexing are not supported."""
     pieces = []
     try:
         for literal, field, spec, conversion in string.Formatter().parse(template):
@@ -394,7 +388,7 @@ def fill_template(template: str, row: Mapping[str, Any], place: str, section: st
             if field not in row:
                 raise PromptError(
                     f"{place}: {section}.template uses {{{field}}}, but there is no such column{suggest_nearest(field, row)}; the row has "
-                    f"{list_columns(row)}. Write {{{{ and }}}} for braces that are meant as such"
+                    f"{list_columns(row)}. Write {{{{ and }}}} for literal braces"
                 )
             value = string.Formatter().convert_field(row[field], conversion)
             pieces.append(format(value, spec or ""))
@@ -413,18 +407,21 @@ def check_content(content: Any, place: str) -> None:
     for number, message in enumerate(content):
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise PromptError(f'{place}: message {number} must be {{"role": ..., "content": ...}}, got {kind_of(message)}')
-        told = message.get("content")
-        media = [part for part in told if not is_text(part)] if isinstance(told, list) else []
+        text = message.get("content")
+        media = [part for part in text if not is_text(part)] if isinstance(text, list) else []
         if media and isinstance(media[0], Mapping):
-            raise PromptError(
-                f"{place}: message {number} holds {describe_part(media[0])}; prompts are text, and models that see or hear are not trained "
-                "here. Leave such parts out, or describe them in words"
+            kind = (
+                f"of type {media[0]['type']!r}" if isinstance(media[0].get("type"), str) else f"with {list_columns(media[0])}"
             )
-        if not isinstance(told, str) and (media or not told or not isinstance(told, list)):
-            raise PromptError(f"{place}: the content of message {number} must be text, got {kind_of(told)}")
+            raise PromptError(
+                f"{place}: message {number} has a part {kind}, but prompts are text only: images and audio "
+                "are not supported. Remove such parts"
+            )
+        if not isinstance(text, str) and (media or not text or not isinstance(text, list)):
+            raise PromptError(f"{place}: the content of message {number} must be text, got {kind_of(text)}")
     if content[-1]["role"] == "assistant":
         raise PromptError(
-            f"{place}: the chat ends with an assistant message, so there is nothing to answer; leave that message out"
+            f"{place}: the chat ends with an assistant message; remove that message, because the policy writes it"
         )
 
 
@@ -432,24 +429,10 @@ def is_text(part: Any) -> bool:
     return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
 
 
-def describe_part(part: Mapping[str, Any]) -> str:
-    """a part of type 'image_url'"""
-    return (
-        f"a part of type {part['type']!r}"
-        if isinstance(part.get("type"), str)
-        else f"a part that is no text ({list_columns(part)})"
-    )
-
-
-def join_texts(content: Any) -> str:
-    """The content of a message: text, or a list of texts as some interfaces write it."""
-    return content if isinstance(content, str) else "".join(part["text"] for part in content)
-
-
 def add_system(content: Content, system: str, place: str, section: str) -> list[Message]:
     messages = [{"role": "user", "content": content}] if isinstance(content, str) else content
     if messages[0]["role"] == "system":
-        raise PromptError(f"{place}: the chat already begins with a system message; leave {section}.system empty")
+        raise PromptError(f"{place}: the chat already starts with a system message; leave {section}.system empty")
     return [{"role": "system", "content": system}, *messages]
 
 

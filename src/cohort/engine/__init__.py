@@ -41,7 +41,7 @@ def make_engine(name: str, setup: EngineSetup) -> tuple[Engine, str]:
     try:
         made: tuple[Engine, str] = load_function(ENGINES[name].maker)(setup)
     except EngineError as problem:
-        if ENGINES[name].foreign:  # its errors name other settings, and no other engine can replace it
+        if ENGINES[name].external:  # its errors name other settings, and no other engine can replace it
             raise
         raise EngineError(
             f'sampling.engine = "{name}" cannot serve this model exactly. {problem} Use "{AUTO}" or "{AUTO_ORDER[-1]}".'

@@ -1,7 +1,7 @@
-"""README.md of a model folder: a model card in the hub's format, written from the run folder. Imports no torch.
+"""README.md of a model folder: a Hugging Face model card, written from the run folder. Imports no torch.
 
-What a run or a recipe says is untrusted text: it is escaped in prose and tables, and fenced where it stands as it is. Folders of this
-machine are named by their last part alone.
+Text from a run or a recipe is untrusted: it is escaped in prose and tables and fenced in code blocks. Of local paths only the last part
+is shown.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SECRET = re.compile(r"key|token|secret|password", re.IGNORECASE)
 
 
 def write_card(run_folder: Path, model: Path, weights: str = "its final model", checkpoint: str = "", name: str = "") -> None:
-    """Write README.md into a model folder. checkpoint: whose weights these are; "": of the end of the run. name: a hub id."""
+    """Write README.md into a model folder. checkpoint: the source of the weights; "": the end of the run. name: a hub id."""
     adapter = (model / "adapter_config.json").is_file()
     text = render_card(RunData(run_folder), adapter, weights, checkpoint, name)
     (model / "README.md").write_text(text, encoding="utf-8")
@@ -61,7 +61,7 @@ def render_card(run: RunData, adapter: bool, weights: str, checkpoint: str, name
 
 
 def write_front_matter(adapter: bool, algorithm: str, source: str, prompts: str) -> str:
-    """YAML: every value is written as JSON, which is YAML too."""
+    """The YAML front matter, with values as JSON, which is valid YAML."""
     fields: dict[str, Any] = {"library_name": "peft" if adapter else "transformers", "pipeline_tag": "text-generation"}
     if HUB_ID.fullmatch(source):
         fields |= {"base_model": source, "base_model_relation": "adapter" if adapter else "finetune"}
@@ -74,7 +74,7 @@ def write_front_matter(adapter: bool, algorithm: str, source: str, prompts: str)
 
 
 def name_source(source: str) -> Markup:
-    known = {"scratch": "random weights", "python:rows": "rows handed in from Python"}
+    known = {"scratch": "random weights", "python:rows": "rows passed from Python"}
     return escape_markdown(known.get(source) or (source if HUB_ID.fullmatch(source) else hide_paths(source)))
 
 
@@ -85,20 +85,20 @@ Numbers = Mapping[str, Mapping[str, Any]]
 
 
 def list_rows(run: RunData, checkpoint: str, before: Numbers, after: Numbers) -> Iterator[list[Markup]]:
-    """The sets before training and at these weights, with the intervals."""
+    """The table of results before training and for these weights, with intervals."""
     for name in dict.fromkeys([*before, *after]):
         a, b = before.get(name, {}), after.get(name, {})
         problems = as_number((b or a).get("problems"))
-        for what in (what for what in list_measures(a, b) if not b or what in b):  # an evaluation on the way may measure less
+        for what in (what for what in list_measures(a, b) if not b or what in b):  # evaluations during training measure less
             found = [make_interval_cell(as_dict(side.get(what)), what != "reward") for side in (a, b)]
             sides = [f"{cell.text} {cell.small}".strip() for cell in found]
-            # Brackets of our own stay as they are.
+            # Our own brackets need no escaping.
             cells = [*map(Markup, sides), Markup("" if checkpoint else describe_difference(run, name, what))]
             yield [escape_markdown(f"{name}{f' ({problems:.0f})' if problems else ''}"), escape_markdown(what), *cells]
 
 
 def find_numbers_of(run: RunData, checkpoint: str) -> Numbers:
-    """The evaluation of exactly these weights. A checkpoint inside a step has other weights than those of the step before."""
+    """The evaluation of exactly these weights; a checkpoint inside a step has different weights from the previous step."""
     if not checkpoint:
         return run.find_numbers("after")
     step = re.fullmatch(r"step-(\d+)(\.0|-batch)?", checkpoint)
@@ -117,21 +117,21 @@ def describe_difference(run: RunData, name: str, what: str) -> str:
 
 
 def escape_markdown(text: str) -> Markup:
-    """One line of text that Markdown and HTML leave alone."""
+    """The text as one line, escaped for Markdown and HTML."""
     return Markup(re.sub(r"([\\`*_\[\]|#])", r"\\\1", escape(" ".join(text.split()), quote=False)))
 
 
 def hide_paths(value: Any) -> Any:
-    """Paths by their last part, keys left out: where files lie on the machine of a run is nobody else's business."""
+    """The value with absolute paths reduced to their last part and secrets removed."""
     if isinstance(value, Mapping):
-        return {key: "(left out)" if hides_secret(key, inner) else hide_paths(inner) for key, inner in value.items()}
+        return {key: "(left out)" if is_secret(key, inner) else hide_paths(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [hide_paths(inner) for inner in value]
     return Path(value).name if isinstance(value, str) and Path(value).is_absolute() and "\n" not in value else value
 
 
-def hides_secret(key: str, value: Any) -> bool:
-    """Whether it may be meant for nobody else, as a reward's arguments may be; the NAME of a variable (api_key_env) may stay."""
+def is_secret(key: str, value: Any) -> bool:
+    """Whether a setting may be a secret, as a reward's arguments may be; the name of a variable (api_key_env) is not."""
     named = bool(SECRET.search(key)) and not key.endswith(("_env", "_token", "_tokens"))
     return named and isinstance(value, str) and value != ""
 
@@ -141,6 +141,6 @@ def dump_recipe(recipe: Mapping[str, Any]) -> str:
 
 
 def fence_text(text: str) -> str:
-    """A block of code that its own text cannot end."""
+    """The text as a code block with a fence longer than any in the text."""
     fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
     return f"{fence}toml\n{text.rstrip()}\n{fence}"

@@ -48,7 +48,7 @@ STAGES = (
     Stage("reference", "the reference", "scores the batch with the reference", "algorithm.kl_coef = 0 without monitors.kl needs no reference."),
     Stage("teacher", "the teacher", "scores the batch with the teacher", "Use a smaller teacher, or none (teacher.source)."),
     Stage("critic", "the critic's values", "computes the critic's values of the batch", 'Every advantage except "gae" needs no critic.'),
-    Stage("pack", "packing micro-batches", "lays out examples in micro-batches, on the host", "Raise train.micro_batch_tokens, or use a faster CPU."),
+    Stage("pack", "packing micro-batches", "arranges examples in micro-batches, on the host", "Raise train.micro_batch_tokens, or use a faster CPU."),
     Stage("update", "forward and backward passes", "runs the policy (and the critic) forward and backward over every micro-batch", "Raise train.micro_batch_tokens while memory lasts; the gradient does not change.", 0.8),
     Stage("optimizer", "optimizer steps", "clips gradients, updates weights and measures the update", "Its time does not depend on the batch: more prompts_per_step or fewer minibatches_per_step spread it over more tokens."),
     Stage("observe", "recording metrics and rollouts", "writes metrics, signs of hacking and rollouts/, and calls the monitors", "Raise monitors.rollouts_every, or write to a faster disk."),
@@ -119,7 +119,7 @@ def count_minibatch_tokens(minibatch: Any) -> dict[str, float]:
 
 
 def make_speed_metrics(row: Row, seconds: Mapping[str, float], costs: Costs | None = None) -> dict[str, float]:
-    """The rates and shares of one step, as far as its counts and times are known."""
+    """The rates and shares of one step that its counts and times allow."""
     speeds: dict[str, float] = {}
     step = sum(seconds.values())
     rollout, update = seconds.get("rollout", 0.0) or row.get("ahead/sample_seconds", 0.0), seconds.get("update", 0.0)
@@ -193,11 +193,11 @@ def list_seconds(rows: Sequence[Row], stage: str) -> list[float]:
 
 
 def describe_times(rows: Sequence[Row], most: int = 4) -> str:
-    """One line, the largest stage first: "rollout 52 % · update 34 % · reward 9.1 % · the rest 4.9 %"."""
+    """One line, the largest stage first: "rollout 52 % · update 34 % · reward 9.1 % · other 4.9 %"."""
     times = sorted(measure_stages(drop_first_step(rows)), key=lambda time: -time.share)
     named = [f"{time.stage.name} {write_percent(time.share)}" for time in times[:most]]
     rest = sum(time.share for time in times[most:])
-    return " · ".join([*named, *([f"the rest {write_percent(rest)}"] if rest >= 0.001 else [])])
+    return " · ".join([*named, *([f"other {write_percent(rest)}"] if rest >= 0.001 else [])])
 
 
 # -- sampling ahead ----------------------------------------------------------------------------------------------------

@@ -1,65 +1,62 @@
-"""Seconds, waiting and tokens by rank: which one the others wait for, and why. No torch.
+"""Seconds, waiting and tokens by rank: which rank the others wait for, and why. No torch.
 
-    record = make_record(world.rank, host, laps, memory)       # each rank's own, once a step; all of them are a line of ranks.jsonl
+    record = make_record(world.rank, host, laps, memory)       # one per rank and step; together they are a line of ranks.jsonl
     row |= make_rank_metrics(records, row)
 
-Ranks meet several times a step, and whoever is early waits until the last has come (`World.waited`). So a rank's work is its seconds
-without its waiting, and the slowest rank is the one with the most of it: the others wait for about as long as it has more than they
-have. Waiting inside of a collective (the gathering of sharded weights) counts as work: no rank can tell it from the transfer.
+Ranks synchronise several times a step, and faster ranks wait for the slowest (`World.waited`). A rank's work is its seconds minus its
+waiting, and the slowest rank is the one with the most work: the others wait for about the difference. Waiting inside a collective (gathering
+sharded weights) counts as work, since a rank cannot distinguish it from the transfer.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
 from cohort.base.stopwatch import Laps
-from cohort.base.text import shorten_text, write_count, write_percent, write_seconds
+from cohort.base.text import shorten_text, write_percent, write_seconds
 from cohort.observe.perf import STAGE_OF, Stage, drop_first_step
 
 Line = Mapping[str, Any]
-"""A step in ranks.jsonl: {"step": 3, "ranks": [a record of each rank]}."""
+"""A step in ranks.jsonl: {"step": 3, "ranks": [one record per rank]}."""
 
 NOTICED = 0.05
-"""Share of the time that the slowest rank must have more than the others to be named."""
+"""Share of the time by which the slowest rank must exceed the others to be named."""
 EXPLAINED = 0.5
-"""Share of the difference that more tokens must account for to be its cause."""
+"""Share of the difference that more tokens must explain to count as its cause."""
 WRITING = ("observe", "checkpoint")
-"""Stages in which the main rank writes to the run folder, and the others do not."""
+"""Stages in which only the main rank writes to the run folder."""
 LONGEST_HOST = 60
-"""Characters of a host's name that are shown."""
+"""Characters shown of a host name."""
+CAUSES = {
+    "main": "it is the main rank, which writes to the run folder while the others wait",
+    "tokens": "it has more tokens to process",
+    "reward": "its reward functions are slower",
+    "place": "its device or host is slower",
+}
 DEALT = dict.fromkeys(("rollout", "reward"), "rollout") | dict.fromkeys(
     ("old", "reference", "teacher", "critic", "update"), "update"
 )
-"""Stage -> the stage whose tokens say how much of it was a rank's to do."""
+"""Stage -> the stage whose tokens measure a rank's share of the work."""
 
 
 def make_record(rank: int, host: str, laps: Laps, memory_gib: float) -> dict[str, Any]:
-    """What one rank tells of its step: plain JSON."""
-    seconds, waited = (
-        {stage: round(value, 6) for stage, value in by_stage.items()} for by_stage in (laps.seconds, laps.waited)
-    )
-    return {
-        "rank": rank,
-        "host": host,
-        "seconds": seconds,
-        "waited": waited,
-        "tokens": laps.tokens,
-        "memory_gib": round(memory_gib, 4),
-    }
+    """The record of one rank for a step, as plain JSON."""
+    times = {"seconds": laps.seconds, "waited": laps.waited}
+    rounded = {name: {stage: round(value, 6) for stage, value in by_stage.items()} for name, by_stage in times.items()}
+    return {"rank": rank, "host": host, **rounded, "tokens": laps.tokens, "memory_gib": round(memory_gib, 4)}
 
 
 @dataclass
 class RankTime:
-    """A rank in one step, or in several together."""
+    """The work and waiting of a rank in one or more steps."""
 
     rank: int
     host: str
     work: dict[str, float] = field(default_factory=dict)
-    """Seconds by stage, without waiting."""
+    """Seconds by stage, excluding waiting."""
     waited: float = 0.0
     tokens: dict[str, float] = field(default_factory=dict)
     memory_gib: float = 0.0
@@ -84,12 +81,12 @@ class RankTime:
 
 
 def keep_numbers(by_stage: Mapping[str, Any]) -> dict[str, float]:
-    """Without what is no count and no time."""
+    """The values that are valid counts or times."""
     return {stage: float(value) for stage, value in by_stage.items() if isinstance(value, int | float) and 0 <= value < 1e15}
 
 
 def add_up_ranks(lines: Sequence[Line]) -> list[RankTime]:
-    """Every rank over these steps, in their order. [] where a line is of another form, as in a file that was edited."""
+    """Every rank over these steps, in order; [] if a line is malformed, as in an edited file."""
     times: dict[int, RankTime] = {}
     try:
         for line in lines:
@@ -102,7 +99,7 @@ def add_up_ranks(lines: Sequence[Line]) -> list[RankTime]:
 
 
 def choose_lines(lines: Sequence[Line]) -> Sequence[Line]:
-    """The steps that speak of the ranks as they are now: as many as in the last step, and without the first one, as everywhere."""
+    """The steps with as many ranks as the last step, without the first step, which is slower."""
     now = [line for line in lines if count_ranks(line) == count_ranks(lines[-1])] if lines else []
     return drop_first_step(now)
 
@@ -117,24 +114,22 @@ def count_ranks(line: Line) -> int:
 
 @dataclass(frozen=True)
 class Slowest:
-    """The rank with the most work, held against the others."""
+    """The rank with the most work, compared with the others."""
 
     time: RankTime
     stage: Stage
-    """Where most of the difference arises."""
+    """The stage with most of the difference."""
     behind: float
-    """Seconds of work more than the mean of the others."""
+    """Seconds of work beyond the mean of the others."""
     behind_in_stage: float
-    tokens: float | None
-    """Its tokens of that stage, as a multiple of the others' mean; None where the stage deals none."""
     explained: float | None
-    """Share of `behind_in_stage` that they account for: they would take the others so much longer."""
+    """Share of `behind_in_stage` that its additional tokens explain; None if the stage has no tokens."""
     share: float
     """`behind` as a share of all its seconds."""
 
 
 def find_slowest(times: Sequence[RankTime]) -> Slowest | None:
-    """None where there is nobody to compare with, or no second was measured."""
+    """The slowest of several ranks; None if there is only one, or nothing was timed."""
     if len(times) < 2 or not any(time.worked for time in times):
         return None
     slowest = max(times, key=lambda time: time.worked)
@@ -145,17 +140,14 @@ def find_slowest(times: Sequence[RankTime]) -> Slowest | None:
     dealt = DEALT.get(stage, "")
     usual = fmean(time.tokens.get(dealt, 0.0) for time in others)
     own = slowest.tokens.get(dealt, 0.0)
-    tokens = own / usual if usual else math.inf if own else None
-    explained = None
-    if tokens == math.inf:  # the others had nothing to do
-        explained = 1.0
-    elif tokens is not None and more[stage] > 0:
-        explained = min(1.0, max(0.0, (tokens - 1) * (slowest.work[stage] - more[stage]) / more[stage]))
-    return Slowest(slowest, STAGE_OF[stage], behind, more[stage], tokens, explained, behind / (slowest.worked + slowest.waited))
+    explained = 1.0 if own and not usual else None  # the others had nothing to do
+    if usual and more[stage] > 0:
+        explained = min(1.0, max(0.0, (own / usual - 1) * (slowest.work[stage] - more[stage]) / more[stage]))
+    return Slowest(slowest, STAGE_OF[stage], behind, more[stage], explained, behind / (slowest.worked + slowest.waited))
 
 
 def make_rank_metrics(records: Sequence[Mapping[str, Any]], row: Mapping[str, Any]) -> dict[str, float]:
-    """The few numbers of a step's row that say how the ranks went together."""
+    """The metrics of a step about the balance between ranks."""
     times = add_up_ranks([{"ranks": records}])
     slowest = find_slowest(times)
     whole = sum(time.worked + time.waited for time in times)
@@ -177,12 +169,11 @@ def make_rank_metrics(records: Sequence[Mapping[str, Any]], row: Mapping[str, An
     return metrics
 
 
-# -- in words ----------------------------------------------------------------------------------------------------------
+# -- summaries ---------------------------------------------------------------------------------------------------------
 
 
 def name_cause(rank: int, stage: str, explained: float | None) -> str:
-    """Why a rank is slow in a stage: "main" (it writes), "tokens" (it has more to do), "reward" (its reward functions take longer on no
-    more), or "place" (its host or device is slower)."""
+    """Why a rank is slow in a stage; see CAUSES."""
     if rank == 0 and stage in WRITING:
         return "main"
     if explained is not None and explained >= EXPLAINED:
@@ -194,39 +185,17 @@ def name_host(time: RankTime) -> str:
     return shorten_text(time.host, LONGEST_HOST, one_line=True)
 
 
-def explain_slowest(slowest: Slowest, times: Sequence[RankTime]) -> str:
-    """Why it is the slowest, as far as the numbers say."""
-    stage, host, tokens = slowest.stage.name, slowest.time.host, slowest.tokens
-    cause = name_cause(slowest.time.rank, stage, slowest.explained)
-    if cause == "main":
-        return "it is the main rank, and writes to the run folder while the others stand by"
-    if tokens == math.inf:
-        return "all tokens were dealt to it, and the others had none to work on"
-    if cause == "tokens":
-        return f"{write_percent((tokens or 1.0) - 1)} more tokens were dealt to it than to the others on average"
-    no_more = (
-        "" if tokens is None else " and tokens do not explain it" if tokens > 1.1 else " with no more tokens than the others"
-    )
-    here = [time.work.get(stage, 0.0) for time in times if time.host == host]
-    elsewhere = [time.work.get(stage, 0.0) for time in times if time.host != host]
-    if elsewhere and min(here) > max(elsewhere):
-        return f"its host {name_host(slowest.time)} is slower{no_more}, for all {write_count(len(here), 'rank')} on it"
-    return (
-        f"its reward functions take longer{no_more}" if cause == "reward" else f"it is slower{no_more}, so look at its device"
-    )
-
-
 def describe_ranks(lines: Sequence[Line]) -> str:
-    """The ranks of a run in a sentence or two: how much they wait, for whom, and why. "" without several ranks."""
+    """How long the ranks of a run waited, for which rank and why, in a sentence; "" without several ranks."""
     chosen = choose_lines(lines)
     times = add_up_ranks(chosen)
     slowest, whole = find_slowest(times), sum(time.worked + time.waited for time in times)
     if not slowest or not whole:
         return ""
-    waiting = f"{write_count(len(times), 'rank')} waited for each other in {write_percent(sum(t.waited for t in times) / whole)} of their time"
+    waiting = f"{len(times)} ranks waited for each other in {write_percent(sum(t.waited for t in times) / whole)} of their time"
     if slowest.share < NOTICED:
-        return f"{waiting}; none of them is far behind the others"
+        return f"{waiting}; none is far behind the others"
     return (
-        f"{waiting}; {slowest.time.name} is the slowest, by {write_seconds(slowest.behind / len(chosen))} a step, "
-        f"mostly in {slowest.stage.subject}: {explain_slowest(slowest, times)}"
+        f"{waiting}; {slowest.time.name} is the slowest, by {write_seconds(slowest.behind / len(chosen))} per step, mostly in "
+        f"{slowest.stage.subject}: {CAUSES[name_cause(slowest.time.rank, slowest.stage.name, slowest.explained)]}"
     )

@@ -248,9 +248,6 @@ ROW = np.dtype(
 DUPLICATE, WRONG_REWARDED, EVIDENCE = 1, 2, 4
 """flags: same tokens as an earlier completion of the group; judged wrong but rewarded; evidence of a finding that held at the step."""
 
-ENDS = 100_000
-"""Records read at once from either end of the index: 4 MB."""
-
 Rows = npt.NDArray[np.void]
 
 
@@ -307,19 +304,6 @@ def read_index(file: Path) -> Rows:
         return np.zeros(0, ROW)
 
 
-def read_ends(file: Path) -> tuple[Rows, Rows]:
-    """Copies of the complete steps among the first and the last ENDS records; a memory map would break if a resume truncates the file."""
-    try:
-        count = file.stat().st_size // ROW.itemsize
-        skipped = max(0, count - ENDS)
-        first, last = np.fromfile(file, ROW, ENDS), np.fromfile(file, ROW, ENDS, offset=skipped * ROW.itemsize)
-    except (OSError, ValueError):
-        return np.zeros(0, ROW), np.zeros(0, ROW)
-    if skipped:  # the steps at the cuts may be incomplete
-        first, last = first[first["step"] != first["step"][-1]], last[last["step"] != last["step"][0]]
-    return first, last
-
-
 def truncate_index(file: Path, step: int) -> None:
     """Remove the records of later steps and a partial record, so that steps that run again are not recorded twice."""
     rows = read_index(file)
@@ -341,10 +325,11 @@ NUMBERS = (
 REPEATED = ("advantage", "clipped", "weight")
 """Those of NUMBERS with few distinct values, which a dictionary compresses well."""
 PLACES = ("group", "sample", "row", "update", "updates", "length")
+LISTS = {"clipped": "list int8", "pieces": "list string", "token_ids": "list int32", "mask": "list bool"}
 MAX_TOKENS = 32_768
 """Tokens per file: with ten numbers and a text each it stays below 2 MB."""
 MAX_GROUPS = 4
-"""Groups per file, besides those that findings name."""
+"""Groups per file, besides groups named by findings."""
 MAX_READ_BYTES, MAX_READ_VALUES = 1 << 24, 1 << 21
 """Larger files are refused: no run writes them."""
 
@@ -428,14 +413,12 @@ def find_foreign_form(file: Path, metadata: Any, schema: Any) -> str:
     size = max(file.stat().st_size, sum(chunk.total_byte_size for chunk in chunks))
     if size > MAX_READ_BYTES or values > MAX_READ_VALUES:
         return "it is larger than any file that a run writes there"
-    lists = dict.fromkeys(NUMBERS, "float") | {"clipped": "int8", "pieces": "string", "token_ids": "int32", "mask": "bool"}
-    for name, wanted in (dict.fromkeys(("step", *PLACES), "int32") | lists).items():
-        if name not in schema.names:
-            return f"it has no column {name!r}"
-        kind = schema.field(name).type
-        if str(getattr(kind, "value_type", None) if name in lists else kind) != wanted:
-            return f"its column {name!r} has a type that no run writes"
-    return ""
+    wanted = dict.fromkeys(("step", *PLACES), "int32") | dict.fromkeys(NUMBERS, "list float") | LISTS
+    found = {
+        field.name: f"list {field.type.value_type}" if hasattr(field.type, "value_type") else str(field.type)
+        for field in schema
+    }
+    return "" if found == wanted else "its columns are not those that a run writes"
 
 
 def is_complete(row: Mapping[str, Any]) -> bool:
@@ -452,7 +435,7 @@ def list_token_steps(folder: Path) -> list[int]:
 
 
 def choose_groups(rewards: Mapping[int, Sequence[float | None]], named: Sequence[int], more: bool) -> list[int]:
-    """Groups to record, the most important first: those that findings name; with `more` also useful groups, then any others."""
+    """Groups to record, the most important first: groups named by findings; with `more` also useful groups, then any others."""
     return list(dict.fromkeys([*named, *(order_useful_first(rewards)[:MAX_GROUPS] if more else [])]))
 
 

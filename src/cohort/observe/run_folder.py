@@ -145,7 +145,7 @@ class RunFolder:
         """The recipe with model.source set to the copy in base/, if the run has one; the folder may have moved."""
         if not (self.base / MODEL_FILES[0]).is_file():
             return recipe
-        return recipe.model_copy(update={"model": recipe.model.model_copy(update={"source": str(self.base.resolve())})})
+        return replace_setting(recipe, "model.source", str(self.base.resolve()))
 
     def read_own_functions(self, algorithm: AlgorithmConfig) -> Own:
         """What algorithm.json says about the user-defined functions of the algorithm; data only, no code."""
@@ -250,7 +250,7 @@ class RunFolder:
         return self.rollouts / f"step-{step:06d}.tokens.parquet"
 
     def evaluations(self) -> list[dict[str, Any]]:
-        """Every evaluation so far."""
+        """Every evaluation of the run."""
         return read_rows(self.evaluations_file)
 
     def evaluation(self, label: str, step: int) -> dict[str, Any] | None:
@@ -337,36 +337,33 @@ def make_paths_absolute(recipe: Recipe) -> Recipe:
     A chat template is replaced by its text: editing its file would change the prompts in the middle of a run.
     """
 
-    def resolve_source(source: str) -> str:
+    def resolve(source: str) -> str:
         return str(Path(source).resolve()) if source not in ("", "scratch", "smollm2") and Path(source).exists() else source
 
     def resolve_prompts(prompts: PromptsConfig) -> PromptsConfig:
         template = read_template(prompts.chat_template) if prompts.chat_template else ""
-        return prompts.model_copy(update={"source": resolve_source(prompts.source), "chat_template": template})
+        return prompts.model_copy(update={"source": resolve(prompts.source), "chat_template": template})
 
-    def resolve_servers(entry: str) -> str:
-        return f"@{Path(entry[1:]).resolve()}" if entry.startswith("@") else entry
-
-    cold, evaluation, lora = recipe.cold_start, recipe.evaluation, recipe.model.lora
-    folder = recipe.vllm.folder
-    changes = {
-        "sampling": recipe.sampling.model_copy(update={"servers": [resolve_servers(one) for one in recipe.sampling.servers]}),
-        "vllm": recipe.vllm.model_copy(update={"folder": str(Path(folder).resolve()) if folder else ""}),
-        "model": recipe.model.model_copy(
-            update={
-                "source": resolve_source(recipe.model.source),
-                "lora": lora.model_copy(update={"adapter": resolve_source(lora.adapter)}),
-            }
-        ),
+    cold, folder = recipe.cold_start.source, recipe.vllm.folder
+    for path, value in {
+        "sampling.servers": [f"@{Path(one[1:]).resolve()}" if one.startswith("@") else one for one in recipe.sampling.servers],
+        "vllm.folder": str(Path(folder).resolve()) if folder else "",
+        "model.source": resolve(recipe.model.source),
+        "model.lora.adapter": resolve(recipe.model.lora.adapter),
         "prompts": resolve_prompts(recipe.prompts),
-        "reward_model": recipe.reward_model.model_copy(update={"source": resolve_source(recipe.reward_model.source)}),
-        "teacher": recipe.teacher.model_copy(update={"source": resolve_source(recipe.teacher.source)}),
-        "cold_start": cold.model_copy(update={"source": cold.source if cold.source == "" else resolve_prompts(cold.source)}),
-        "evaluation": evaluation.model_copy(
-            update={"sets": {name: resolve_prompts(one) for name, one in evaluation.sets.items()}}
-        ),
-    }
-    return recipe.model_copy(update=changes)
+        "reward_model.source": resolve(recipe.reward_model.source),
+        "teacher.source": resolve(recipe.teacher.source),
+        "cold_start.source": cold if cold == "" else resolve_prompts(cold),
+        "evaluation.sets": {name: resolve_prompts(one) for name, one in recipe.evaluation.sets.items()},
+    }.items():
+        recipe = replace_setting(recipe, path, value)
+    return recipe
+
+
+def replace_setting(section: Any, path: str, value: Any) -> Any:
+    """A copy of a recipe, or of a section of it, with another value for the setting at a dotted path."""
+    name, _, rest = path.partition(".")
+    return section.model_copy(update={name: replace_setting(getattr(section, name), rest, value) if rest else value})
 
 
 def check_name(name: str) -> str:

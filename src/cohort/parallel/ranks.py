@@ -205,7 +205,7 @@ class Ranks(World):
             self.lost = describe_problem(problem) if isinstance(problem, Exception) else repr(problem)
             self._write_failure(self.meeting + 1, problem)
             if isinstance(problem, CohortError) and not self.is_main:
-                problem.told = self._is_reported()
+                problem.reported = self._is_reported()
 
     def close(self) -> None:
         if not self.lost:
@@ -314,7 +314,7 @@ class Ranks(World):
             "silent)."
         )
         problem = RankError(self.lost)
-        problem.told = bool(gone) and any(rank not in gone for rank in range(self.rank))  # a lower rank reports it
+        problem.reported = bool(gone) and any(rank not in gone for rank in range(self.rank))  # a lower rank reports it
         for meeting in (self.meeting, self.meeting + 1):  # other ranks may still be at this exchange, or past it
             self._write_failure(meeting, problem)
         raise problem from cause
@@ -335,7 +335,7 @@ class Ranks(World):
     def _leave_to_main(self, problem: Exception) -> Exception:
         """Let only the main rank print an error that all ranks have; unexpected errors keep their traceback where they arose."""
         if isinstance(problem, CohortError):
-            problem.told = not self.is_main
+            problem.reported = not self.is_main
         return problem
 
 

@@ -154,7 +154,7 @@ def follow_main(lobby: dist.Store, rank: int, size: int, patience: Patience) -> 
         while not lobby.check([f"{name}/all"]):
             patience.wait(lambda: [other for other in others if not lobby.check([f"{name}/in/{other}"])])
     except RankError as problem:
-        problem.told = True  # the main rank reports the same missing ranks
+        problem.reported = True  # the main rank reports the same missing ranks
         raise
     return name, earlier_run
 

@@ -1,4 +1,4 @@
-"""An algorithm in words: a sentence for a run, a row of `cohort algorithms`, the choices in which contenders differ. No torch."""
+"""Descriptions of algorithms: a sentence for a run, the table of `cohort algorithms`, the settings in which contenders differ. No torch."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cohort.recipe.sections import suggest_nearest
 Choices = dict[str, Any]
 COLUMNS = ("data", "advantage", "region", "aggregation", "KL", "extras")
 DETAILS = ("std_ddof", "std_epsilon", "gamma", "mismatch_weight", "zero_variance", "prompt_choice")
-"""Told only where two that use them disagree: that one of them has no use for it follows from its data and advantage."""
+"""Settings compared only between algorithms that use them; whether one uses them follows from its data and advantage."""
 WHOLE_LINES = 400
-"""Columns where the output is no terminal: nothing is folded, a line is a row."""
+"""Console width if the output is not a terminal, so that every row is one line."""
 NO_TEACHER = TeacherConfig()
-DATA_WORDS = {
+DATA_SOURCES = {
     "policy": "samples of the policy",
     "start": "samples of the starting policy",
     "demonstrations": "demonstrations",
@@ -29,16 +29,16 @@ DATA_WORDS = {
 KL_PLACES = {"loss": "in the loss", "token_reward": "in each token's reward", "completion_reward": "in the reward"}
 EXTRAS = {
     "gae_lambda": "critic, lambda {0.gae_lambda:g}",
-    "refill_rounds": "dynamic sampling, {0.refill_rounds} more rounds at most",
+    "refill_rounds": "dynamic sampling, at most {0.refill_rounds} more rounds",
     "overlong_share": "soft overlong penalty over the last {0.overlong_share:.0%}",
-    "mask_truncated": "cut completions masked",
+    "mask_truncated": "truncated completions masked",
     "prompt_choice": "{0.prompt_choice} prompts",
     "reference_every": "reference refreshed every {0.reference_every} steps",
     "reference_decay": "reference a moving average with decay {0.reference_decay:g}",
     "mismatch_weight": "mismatch weight {0.mismatch_weight} {0.mismatch_cap:g}",
     "entropy_coef": "entropy bonus {0.entropy_coef:g}",
 }
-"""What acts beside data, advantage, region, aggregation and KL, where it is on; {0} is the section [algorithm]."""
+"""Descriptions of the other settings, for those that are on; {0} is the section [algorithm]."""
 
 
 # -- a sentence --------------------------------------------------------------------------------------------------------
@@ -48,7 +48,7 @@ def describe_algorithm(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_T
     """grpo: samples of the policy -> group_normalized -> clip 0.2/0.2 -> sequence_mean; k3 0.04 in the loss"""
     taught, region = bool(teacher.source), describe_choice(algorithm, "region")
     text = (
-        f"{algorithm.name}: {DATA_WORDS[algorithm.data]} -> {describe_choice(algorithm, 'advantage')} -> "
+        f"{algorithm.name}: {DATA_SOURCES[algorithm.data]} -> {describe_choice(algorithm, 'advantage')} -> "
         f"{region if ' ' in region or ':' in region else f'region {region}'} -> "
         f"{describe_choice(algorithm, 'aggregation')}; {describe_kl(algorithm)}"
     )
@@ -60,12 +60,12 @@ def describe_algorithm(algorithm: AlgorithmConfig, teacher: TeacherConfig = NO_T
 
 
 def describe_choice(algorithm: AlgorithmConfig, kind: Kind) -> str:
-    """group_normalized, clip 0.2/0.28, or my_module:function (tau 0.5): a user's own with what it is told, by name."""
+    """group_normalized, clip 0.2/0.28, or my_module:function (tau 0.5): a user's function with its parameters."""
     choice: Choice = getattr(algorithm.chosen, kind)
-    told = algorithm.tell(choice) if choice.known else {}
-    if choice.digest and told:
-        return f"{choice.name} ({', '.join(f'{name} {format_value(value)}' for name, value in told.items())})"
-    values = "/".join(f"{value:g}" for value in choice.select_words(told).values()) if kind == "region" else ""
+    parameters = algorithm.read_parameters(choice) if choice.known else {}
+    if choice.digest and parameters:
+        return f"{choice.name} ({', '.join(f'{name} {format_value(value)}' for name, value in parameters.items())})"
+    values = "/".join(f"{value:g}" for value in choice.select_shown(parameters).values()) if kind == "region" else ""
     return f"{choice.name} {values}" if values else choice.name
 
 
@@ -74,9 +74,9 @@ def describe_kl(algorithm: AlgorithmConfig) -> str:
         return "no KL"
     if algorithm.chosen.region.traits.preference:
         return f"implicit KL, beta {algorithm.kl_coef:g}"
-    words = f"{algorithm.kl_estimator} {algorithm.kl_coef:g} {KL_PLACES[algorithm.kl_in]}"
-    words += ", corrected" if algorithm.kl_corrected else ""
-    return words + (f", adapted to {algorithm.kl_target:g} nats" if algorithm.kl_target else "")
+    text = f"{algorithm.kl_estimator} {algorithm.kl_coef:g} {KL_PLACES[algorithm.kl_in]}"
+    text += ", corrected" if algorithm.kl_corrected else ""
+    return text + (f", adapted to {algorithm.kl_target:g} nats" if algorithm.kl_target else "")
 
 
 def list_extras(algorithm: AlgorithmConfig) -> list[str]:
@@ -87,15 +87,15 @@ def list_extras(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def list_changes(algorithm: AlgorithmConfig, taught: bool = False) -> str:
-    """Choices that act and are not those of the preset: "kl_coef 0.005 instead of 0.04"."""
+    """Settings that have an effect and differ from the preset: "kl_coef 0.005 instead of 0.04"."""
     used, preset = list_used(algorithm.model_dump(), algorithm.own, taught=taught), list_differences(algorithm)
-    if algorithm.chosen.known:  # said with the functions that take them
+    if algorithm.chosen.known:  # shown with the functions that take them
         preset.pop("args", None)
     return ", ".join(f"{choice} {used[choice]} instead of {value}" for choice, value in preset.items() if choice in used)
 
 
 def list_ignored(algorithm: AlgorithmConfig, taught: bool = False) -> str:
-    """Choices that are not those of the preset and change nothing, each with the reason; those with one reason together."""
+    """Settings that differ from the preset and have no effect, grouped by the reason."""
     without = explain_idle(algorithm.model_dump(), algorithm.own, taught=taught)
     by_reason: dict[str, list[str]] = {}
     for choice in list_differences(algorithm):
@@ -105,20 +105,20 @@ def list_ignored(algorithm: AlgorithmConfig, taught: bool = False) -> str:
 
 
 def list_differences(algorithm: AlgorithmConfig) -> Choices:
-    """Choice -> the value it has in the preset, wherever the algorithm has another; one that is left to the run has any."""
+    """Setting -> its value in the preset, for settings that differ; "auto" in the preset matches any value."""
     own = algorithm.model_dump()
     return {choice: value for choice, value in read_preset(algorithm.name).items() if value not in (own[choice], "auto")}
 
 
 def describe_template(prompts: PromptsConfig) -> str:
-    """chat template of prompts.chat_template, told enable_thinking no; "" where the tokenizer's is rendered as it comes."""
+    """chat template of prompts.chat_template, with enable_thinking no; "" for the tokenizer's template without arguments."""
     whose = "of prompts.chat_template" if prompts.chat_template else "of the tokenizer"
-    told = ", ".join(f"{name} {format_value(value)}" for name, value in prompts.template_args.items())
-    return f"chat template {whose}{f', told {told}' if told else ''}" if prompts.chat_template or told else ""
+    args = ", ".join(f"{name} {format_value(value)}" for name, value in prompts.template_args.items())
+    return f"chat template {whose}{f', with {args}' if args else ''}" if prompts.chat_template or args else ""
 
 
 def describe_start(recipe: Recipe) -> str:
-    """What is about to begin, in 80 columns, said before anything large is loaded."""
+    """What the run will do, in 80 columns, printed before the model is loaded."""
     train = recipe.train
     work = ["cold start"] if recipe.cold_start.num_steps else []
     each = f" x {train.group_size} completions" if recipe.algorithm.data in SAMPLED else ""
@@ -128,8 +128,8 @@ def describe_start(recipe: Recipe) -> str:
 
 
 def describe_own(choice: Choice) -> str:
-    """What a user's function says of itself, and which source it was."""
-    return f"{choice.kind} {choice.name}: {choice.sentence or 'says nothing of itself'} (source {choice.digest[:12]})"
+    """The docstring of a user's function and the digest of its source."""
+    return f"{choice.kind} {choice.name}: {choice.sentence or 'no docstring'} (source {choice.digest[:12]})"
 
 
 def format_value(value: Any) -> str:
@@ -142,30 +142,30 @@ def format_value(value: Any) -> str:
 
 
 def read_preset(name: str) -> Choices:
-    """Every choice of a named algorithm, the defaults included."""
+    """Every setting of a named algorithm, including defaults."""
     if name not in PRESETS:
         raise RecipeError(f"unknown algorithm {name!r} (known: {', '.join(PRESETS)}){suggest_nearest(name, PRESETS)}")
     return AlgorithmConfig(name=name).model_dump()
 
 
 def list_used(choices: Mapping[str, Any], own: Own | None = None, *, taught: bool = False) -> Choices:
-    """The choices that act: a clip range says nothing about an algorithm that clips nothing."""
+    """The settings that have an effect: a clip range has none on an algorithm that does not clip."""
     without = explain_idle(choices, own, taught=taught)
     return {choice: value for choice, value in choices.items() if choice not in without}
 
 
 def find_differing(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Keys that tell the rows apart, in the order of the first row that has them. Absent and switched off are the same."""
+    """Keys in which the rows differ, in the order of the first row that has them. Absent and off are the same."""
 
-    def tells(key: str) -> bool:
+    def differs(key: str) -> bool:
         values = [row.get(key) or 0 for row in rows if key in row or key not in DETAILS]
         return any(value != values[0] for value in values)
 
-    return [key for key in dict.fromkeys(key for row in rows for key in row) if tells(key)]
+    return [key for key in dict.fromkeys(key for row in rows for key in row) if differs(key)]
 
 
 def list_cells(algorithm: AlgorithmConfig) -> list[str]:
-    """One cell for each of COLUMNS."""
+    """The cells of a row, one for each of COLUMNS."""
     kinds: tuple[Kind, ...] = ("advantage", "region", "aggregation")
     extras = ["teacher"] if algorithm.chosen.advantage.traits.needs_teacher else []
     choices = (describe_choice(algorithm, kind) for kind in kinds)
@@ -173,7 +173,7 @@ def list_cells(algorithm: AlgorithmConfig) -> list[str]:
 
 
 def print_algorithms(names: Sequence[str]) -> None:
-    """No name: the table. One: every choice with its meaning. Several: the choices in which they differ."""
+    """Print the table (no name), all settings of one algorithm, or the settings in which several differ."""
     from rich.console import Console
 
     from cohort.base.text import make_table
@@ -186,14 +186,14 @@ def print_algorithms(names: Sequence[str]) -> None:
         heads = ("algorithm", *COLUMNS)
         cells = [(name, *list_cells(AlgorithmConfig(name=name))) for name in rows]
     elif len(rows) == 1:
-        heads, cells = ("choice", "value", "meaning"), []
+        heads, cells = ("setting", "value", "meaning"), []
         for choice, value in rows[names[0]].items():
-            shown = format_value(value) if choice in used[0] else f"({format_value(value)}, not used)"
-            cells.append((choice, shown, str(AlgorithmConfig.model_fields[choice].description)))
+            text = format_value(value) if choice in used[0] else f"({format_value(value)}, not used)"
+            cells.append((choice, text, str(AlgorithmConfig.model_fields[choice].description)))
         del cells[0]  # its name
     else:
-        heads = ("choice", *rows)
-        told = [choice for choice in find_differing(used) if choice != "name"]
-        cells = [(choice, *(format_value(row[choice]) if choice in row else "-" for row in used)) for choice in told]
+        heads = ("setting", *rows)
+        shown = [choice for choice in find_differing(used) if choice != "name"]
+        cells = [(choice, *(format_value(row[choice]) if choice in row else "-" for row in used)) for choice in shown]
     width = None if Console().is_terminal else WHOLE_LINES
     Console(highlight=False, width=width).print(make_table(heads, cells, texts=len(heads)))

@@ -59,12 +59,9 @@ class Signature:
 
     @classmethod
     def read(cls, function: Callable[..., Any]) -> Signature:
-        accepted, required, takes_any = read_parameters(function)
         reads = getattr(function, "reads", None)
         return cls(
-            accepted=accepted,
-            required=required,
-            takes_any=takes_any,
+            *read_parameters(function),
             reads=None if reads is None else [str(name) for name in reads],
             per_completion=bool(getattr(function, "per_completion", False)),
             is_async=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__),

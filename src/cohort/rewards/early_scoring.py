@@ -115,7 +115,7 @@ class EarlyPart:
 
 @dataclass
 class EarlyScoring:
-    """The completions of a step that have been sampled so far, and the parts that score them."""
+    """The completions of a step that are already sampled, and the parts that score them."""
 
     prompts: Sequence[Prompt]
     first: int

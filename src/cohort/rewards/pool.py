@@ -82,7 +82,7 @@ class Worker:
         self._ready = False
         self._memory_mb = float("inf")
         self.calls = 0
-        """Number of calls so far, which may have left data in its memory."""
+        """Number of its calls, which may have left data in its memory."""
         self._ending = threading.Lock()
         self._reaped = False
 
@@ -282,10 +282,6 @@ class HelperPool(Pool[Worker]):
 
     def _start(self) -> Worker:
         return Worker(self.terminal, self._variables, self._folder)
-
-    @property
-    def pids(self) -> list[int]:
-        return sorted(place.worker.pid for place in self._places if place.worker is not None)
 
     def grow(self, size: int) -> None:
         """Start all workers now: starting takes time, and the calls of a step come all at once."""

@@ -29,7 +29,7 @@ def retry_one_by_one(
     answered: bool,
     max_faults: float,
 ) -> None:
-    """Call the function for each of these rows alone: one bad row is then one fault.
+    """Call the function for each of these rows separately: one bad row is then one fault.
 
     answered: whether the function has answered any call of the step. max_faults: crashes that the step can have.
     """

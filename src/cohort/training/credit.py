@@ -43,7 +43,7 @@ class Credit:
         choice = find_named("advantage", self.algorithm.advantage, self.algorithm.own)
         # Token rewards exist for trained tokens only, so completions without one are left out.
         rows = examples.select(np.flatnonzero(examples.trained_N).tolist()) if "token_rewards_N" in choice.reads else examples
-        found = choice.call(self.algorithm.tell(choice), **{name: self._read(name, rows) for name in choice.reads})
+        found = choice.call(self.algorithm.read_parameters(choice), **{name: self._read(name, rows) for name in choice.reads})
         if isinstance(found, Tensor) == choice.traits.per_token:
             raise RecipeError(
                 f"algorithm.advantage: {choice.name!r} returned a {type(found).__name__}. An advantage per token returns a list with one "

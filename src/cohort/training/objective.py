@@ -47,7 +47,9 @@ def token_loss(scores: TokenScores, micro: MicroBatch, algorithm: AlgorithmConfi
     loss_M = policy_loss_M
     if micro.ref_logprobs_M is not None and has_kl_term(algorithm):
         estimator = find_named("kl", algorithm.kl_estimator)
-        kl_M = estimator.call(algorithm.tell(estimator), policy_logprobs_M=logprobs_M, ref_logprobs_M=micro.ref_logprobs_M)
+        kl_M = estimator.call(
+            algorithm.read_parameters(estimator), policy_logprobs_M=logprobs_M, ref_logprobs_M=micro.ref_logprobs_M
+        )
         kl_loss_M = kl_coef * (corrected(kl_M, ratio(logprobs_M, old_logprobs_M)) if algorithm.kl_corrected else kl_M)
         loss_M = loss_M + kl_loss_M
     coefficient_M = compute_gradient_coefficient(loss_M, logprobs_M)
@@ -71,7 +73,7 @@ def bound_update(
         ref_logprobs_M=micro.ref_logprobs_M,
         group_B=micro.group_B,
     )
-    settings = algorithm.tell(region)
+    settings = algorithm.read_parameters(region)
     if "kl_coef" in settings:
         settings["kl_coef"] = kl_coef
     found = region.call(settings, tokens=tokens)
@@ -162,7 +164,7 @@ def weigh_tokens(algorithm: AlgorithmConfig) -> Weigh:
         inputs = {"lengths_N": lengths_N, "groups_N": groups_N, "max_completion_tokens": max_completion_tokens}
         if choice.digest and not any(lengths_N):  # a user's function need not handle a minibatch without trained tokens
             return [0.0] * len(lengths_N)
-        found = choice.call(algorithm.tell(choice), **inputs)
+        found = choice.call(algorithm.read_parameters(choice), **inputs)
         return check_weights(found, len(lengths_N), choice) if choice.digest else list(found)
 
     return weigh

@@ -24,7 +24,7 @@ from cohort.errors import CheckpointError, Interrupted, RankError, RewardError
 from cohort.evaluation.evaluate import Evaluation, evaluate
 from cohort.model.critic import NoCritic
 from cohort.observe.diagnosis import signs
-from cohort.observe.early_stop import find_reason_to_stop, list_sets_on_the_way, name_absent_metrics, read_best
+from cohort.observe.early_stop import find_reason_to_stop, list_training_sets, name_absent_metrics, read_best
 from cohort.observe.perf import Costs, make_speed_metrics, make_time_metrics
 from cohort.observe.ranks import make_rank_metrics, make_record
 from cohort.observe.rollouts import append_rows, choose_groups, choose_rows, list_rows, write_tokens
@@ -283,7 +283,7 @@ def evaluate_policy(run: Run, state: TrainState, label: str, step: int) -> Evalu
     recipe = run.recipe.evaluation
     sets = dict(run.evaluation_sets)
     if label == "during":
-        sets = {name: sets[name][: recipe.every_problems] for name in list_sets_on_the_way(run.recipe)}
+        sets = {name: sets[name][: recipe.every_problems] for name in list_training_sets(run.recipe)}
     result = evaluate(
         run.engine,
         sets,

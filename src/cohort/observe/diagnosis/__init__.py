@@ -1,1 +1,1 @@
-"""What the numbers mean, in words."""
+"""Findings: checks of the metrics, with texts that explain symptom, reason and fix."""

@@ -14,7 +14,6 @@ import math
 from collections import ChainMap, Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import pairwise
 from typing import Any
 
 from cohort.algorithms.named import Own
@@ -113,7 +112,7 @@ def check_no_useful_groups(history: History) -> Finding | None:
         variant=name_difficulty(right, wrong) if success is not None else "unjudged",
         useful=useful,
         steps=len(history.last_values("advantage/useful_groups")),
-        counts=f"{right:.0f} groups were all right and {wrong:.0f} all wrong"
+        counts=f"{right:.0f} groups had only right completions and {wrong:.0f} only wrong ones"
         if right or wrong
         else "the others had equal rewards",
         success=success,
@@ -364,16 +363,6 @@ def check_ahead_waits(history: History) -> Finding | None:
 FAR_BEHIND = 0.15
 """Share of the steps' time by which a rank may work longer than the others."""
 BEHIND = "ranks/behind/"
-
-
-def check_steps_missing(history: History) -> Finding | None:
-    steps = [int(row["step"]) for row in history.rows[-200:] if isinstance(row.get("step"), int | float)]
-    gaps = [(a, b) for a, b in pairwise([0, *steps] if len(history.rows) <= 200 else steps) if b != a + 1]
-    if not gaps:
-        return None
-    before, step = gaps[0]
-    begins = f"jumps from step {before} to" if before else "begins with"
-    return write_finding("steps_missing", "warning", begins=begins, step=step)
 
 
 MODULES = ChainMap(globals(), vars(hacking), vars(methods))

@@ -1,4 +1,4 @@
-"""A finding, in words, and the history of metric rows that checks read. No torch.
+"""The finding, its texts, and the history of metric rows that checks read. No torch.
 
 One class serves findings about a run and findings about a reward function. Their texts are in tables (findings.toml here, flaws.toml of
 the audit): for each finding the symptom, why it matters and the fix.
@@ -217,7 +217,7 @@ class History:
 
     @property
     def scores_are_missing(self) -> bool:
-        """Whether so many completions are unscored that the rest cannot show how difficult the prompts are."""
+        """Whether too many completions are unscored to judge the difficulty of the prompts."""
         rows = self.scored_rows
         count, completions = self.count_unscored(rows)
         if not rows or not completions or count <= 0:

@@ -130,7 +130,7 @@ def check_shared_rewarded(history: History) -> Finding | None:
         text=quote_text(one["text"]),
         failures=failures,
         prompts=one.get("prompts"),
-        golds=one.get("golds"),
+        references=one.get("references"),
         first=together[0][0],
     )
 

@@ -113,7 +113,7 @@ def measure_reward_reach(history: History, reward: float) -> float:
 
 
 def describe_critic(history: History) -> str:
-    """Its explained variance, values and loss, as far as known, with the names of the metrics."""
+    """The known ones of its explained variance, values and loss, with the names of the metrics."""
     explained, value, reward = read_critic(history)
     loss = history.find_trend("critic/loss", WINDOW)
     facts = [] if explained is None else [f"its explained variance is {explained:.2g} (critic/explained_variance)"]

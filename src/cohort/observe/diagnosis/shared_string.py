@@ -1,9 +1,9 @@
-"""One string in most successes: what gives away a verifier that can be fooled. No torch.
+"""Finds a string shared by most successes, the sign of an exploited verifier. No torch.
 
-Such a verifier is usually fooled by the same words every time, whatever the problem: an answer that always passes, a closing
-line, a phrase that wins a judge over. `find_shared_string` looks for a string in the successes of different prompts. So that it
-does not find ordinary templates, five rules must hold, and how sure it is of a find depends on what is known of the failures:
-the rules by their numbers, with the reasons for each, are in docs/hacking-alarms.md under "The rules".
+A policy usually exploits a verifier with the same text for every problem: an answer that always passes, a closing line, or a phrase that
+convinces an LLM grader. `find_shared_string` looks for a string in the successes of different prompts. Five rules exclude ordinary
+templates, and the level of the finding depends on what is known about the failures. docs/hacking-alarms.md lists the rules by number, with
+reasons, under "The rules".
 """
 
 from __future__ import annotations
@@ -23,53 +23,53 @@ from cohort.observe.diagnosis.finding import Level
 from cohort.types import Rollout
 
 PROMPTS = 5
-"""Different prompts whose successes must hold a string."""
-GOLDS = 3
+"""Different prompts whose successes must contain a string."""
+REFERENCES = 3
 LIFT = 3.0
 ERRORS = 4.0
-"""Standard errors between the two shares: thousands of strings are looked at, and some differ by chance."""
+"""Standard errors between the two shares: among thousands of strings some differ by chance."""
 PAYS = 0.8
 FAILURES_NEEDED = 8
-"""Finished failures, below which a lift cannot be measured."""
+"""Finished failures needed to measure a lift."""
 
 UNREAD = ("no_answer", "unparsed")
-"""Verdicts on a failure in which the verifier found nothing to compare, or could not read what it found."""
+"""Verdicts without an answer that the verifier could compare."""
 FORM_SHARE = 0.9
-"""Successes that hold a marker which a prompt names: from here on, failures without it did not do what was asked."""
+"""Share of the successes with a marker from the prompt above which failures without the marker are not comparable."""
 MARKER = re.compile(r"```\w*|</?\w+>|\\boxed\{|####")
 
 SAMPLED = 48
-"""Successes, and failures, of different prompts in which a string is looked for; it is then counted in all of them."""
+"""Successes, and failures, of different prompts that are searched for strings; a string is then counted in all of them."""
 READ_CHARS = 1200
-"""Characters read of a completion, half from its beginning and half from its end."""
+"""Characters read of a completion: half from its beginning, half from its end."""
 SEED_CHARS = 6
 LONGEST = 200
 ASKED = 16
-"""Successes that are held against what they were asked for."""
+"""Successes that are compared with their prompts."""
 SEEDS, CANDIDATES = 200, 6
 
 
 @dataclass(frozen=True, slots=True)
 class SharedString:
-    """A string that successes of different prompts have in common, by the rules."""
+    """A string that successes of different prompts share."""
 
     kind: str
-    """answer: what was extracted; ending: the last line; text: anywhere."""
+    """answer: the extracted answer; ending: the last line; text: anywhere."""
     text: str
     share: float
-    """Unearned successes that hold it ÷ all successes."""
+    """Successes that contain it and are not explained by their reference answers ÷ all successes."""
     share_failed: float | None
-    """Failures, finished and read, that hold it ÷ all of them; None for an answer, where it does not matter."""
+    """Comparable failures that contain it ÷ all comparable failures; None for an answer, where it does not matter."""
     prompts: int
-    golds: int
+    references: int
     rows: tuple[int, ...]
     level: Level = "alarm"
-    """warning: it may be the form that the reward asks for."""
+    """warning: it may be a form that the reward requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class JudgedText:
-    """One judged completion, as far as strings are concerned."""
+    """A completion with a verdict, for the search."""
 
     row: int
     group: int
@@ -77,37 +77,37 @@ class JudgedText:
     right: bool
     finished: bool
     read: bool | None
-    """Whether the verifier says that it read an answer or ran a program; None where it gives no word."""
+    """Whether the verifier read an answer or ran a program; None if it gives no verdict."""
     answer: str | None
-    gold: str | None
-    """The gold answer as text; None where the row has none."""
-    gold_key: str
-    """What tells the golds of two prompts apart, whatever form they have."""
+    reference: str | None
+    """The reference answer as text; None if the row has none."""
+    reference_key: str
+    """Differs between prompts with different reference answers, of any form."""
     prompt: str
     surroundings: str
-    """Prompt and columns: what the policy was asked for."""
+    """The prompt and the columns of its row."""
 
     @property
-    def matches_gold(self) -> bool:
-        return self.answer is not None and self.gold is not None and is_same_answer(self.answer, self.gold)
+    def matches_reference(self) -> bool:
+        return self.answer is not None and self.reference is not None and is_same_answer(self.answer, self.reference)
 
     def holds(self, kind: str, string: str) -> bool:
         return read_last_line(self.text) == string if kind == "ending" else string in self.text
 
     def earned_without(self, string: str) -> bool:
-        """Whether the gold answer explains the success: it was extracted, or it stands in the text outside the string."""
-        if self.answer is not None or not self.gold:
-            return self.matches_gold
+        """Whether the reference answer explains the success: it was extracted, or is in the text outside the string."""
+        if self.answer is not None or not self.reference:
+            return self.matches_reference
         return any(
-            string not in self.text[max(0, start + len(self.gold) - len(string)) : start + len(string)]
-            for start in find_places(self.gold, self.text)
+            string not in self.text[max(0, start + len(self.reference) - len(string)) : start + len(string)]
+            for start in find_places(self.reference, self.text)
         )
 
 
 def find_shared_string(rollouts: Sequence[Rollout]) -> SharedString | None:
-    """The string by which most successes are shared; None where no string satisfies the rule."""
+    """The string that most successes share; None if no string satisfies the rules."""
     right = read_completions([(row, one) for row, one in enumerate(rollouts) if one.outcome.success], rollouts)
-    suspects = [one for one in right if not one.matches_gold]
+    suspects = [one for one in right if not one.matches_reference]
     if len({one.group for one in suspects}) < PROMPTS:
         return None
     wrong = read_completions([(row, one) for row, one in enumerate(rollouts) if one.outcome.success is False], rollouts)
@@ -126,10 +126,10 @@ def find_shared_string(rollouts: Sequence[Rollout]) -> SharedString | None:
 
 
 def choose_comparable(failures: Sequence[JudgedText], right: Sequence[JudgedText], asked: str) -> list[JudgedText]:
-    """The failures that had what the verifier reads and were wrong all the same: only these can show that a string pays.
+    """The failures that the verifier read and found wrong; only these can show that a string is rewarded.
 
-    Out are those of which the verifier says that it read nothing, those without an answer where successes have one, and
-    those without a marker (a code fence, a tag, a box) that a prompt names and nearly every success holds.
+    Excluded are failures in which the verifier found no answer, failures without an answer if successes have one, and failures without a
+    marker (a code fence, a tag, a box) that the prompt names and nearly every success contains.
     """
     answered = 2 * sum(one.answer is not None for one in right) >= len(right)
     named = {marker for found in MARKER.findall(asked) for marker in (found, found[:3] if found[0] == "`" else found)}
@@ -142,7 +142,7 @@ def choose_comparable(failures: Sequence[JudgedText], right: Sequence[JudgedText
 
 
 def read_completions(chosen: Sequence[tuple[int, Rollout]], rollouts: Sequence[Rollout]) -> list[JudgedText]:
-    """Judged completions, with their rows among the rollouts of the step; what belongs to a prompt is worked out once per group."""
+    """Completions with verdicts, with their rows in the step; the parts about the prompt are computed once per group."""
     prompts: dict[int, dict[str, Any]] = {}
     verdicts = find_outcome_verdicts(rollouts)
     found = []
@@ -163,20 +163,20 @@ def read_completions(chosen: Sequence[tuple[int, Rollout]], rollouts: Sequence[R
 
 
 def find_outcome_verdicts(rollouts: Sequence[Rollout]) -> list[str]:
-    """The columns of verdicts that can be the outcome's: every success that has the word is "right"."""
+    """The verdict columns that can belong to the outcome: they are "right" for every success."""
     right = [rollout.outcome.extras for rollout in rollouts if rollout.outcome.success]
     columns = {column for extras in right for column in extras if column.endswith("/verdict")}
     return sorted(column for column in columns if all(extras.get(column) == "right" for extras in right))
 
 
 def read_prompt(rollout: Rollout) -> dict[str, Any]:
-    """Gold and texts of the prompt, as fields of JudgedText."""
-    prompt, gold = rollout.prompt, rollout.prompt.reference_answer
-    text = None if gold is None or isinstance(gold, Mapping | list | tuple) else str(gold)
+    """The reference answer and the texts of a prompt, as fields of JudgedText."""
+    prompt, reference = rollout.prompt, rollout.prompt.reference_answer
+    text = None if reference is None or isinstance(reference, Mapping | list | tuple) else str(reference)
     asked = prompt.content if isinstance(prompt.content, str) else "\n".join(str(m.get("content")) for m in prompt.content)
     columns = "\n".join(str(value) for value in prompt.columns.values())
     key = simplify_answer(text) if text else columns or asked
-    return {"gold": text, "gold_key": key, "prompt": asked, "surroundings": f"{asked}\n{columns}"}
+    return {"reference": text, "reference_key": key, "prompt": asked, "surroundings": f"{asked}\n{columns}"}
 
 
 def clip_text(text: str) -> str:
@@ -190,7 +190,7 @@ def read_last_line(text: str) -> str:
 
 
 def sample_texts(written: Sequence[JudgedText]) -> list[str]:
-    """One text per prompt, the first; SAMPLED prompts at most."""
+    """The first text of each prompt, for at most SAMPLED prompts."""
     texts: dict[int, str] = {}
     for one in written:
         texts.setdefault(one.group, one.text)
@@ -198,10 +198,10 @@ def sample_texts(written: Sequence[JudgedText]) -> list[str]:
 
 
 def find_shared_answer(suspects: Sequence[JudgedText], successes: int) -> SharedString | None:
-    """The extracted answer that passes for the most successes although their golds differ and are known."""
+    """The extracted answer shared by most successes with known, different reference answers."""
     answers: dict[str, list[JudgedText]] = {}
     for one in suspects:
-        if one.answer is not None and one.gold is not None:
+        if one.answer is not None and one.reference is not None:
             answers.setdefault(simplify_answer(one.answer), []).append(one)
     holders = max(answers.values(), key=len, default=[])
     if not holders or not is_spread(holders):
@@ -224,15 +224,15 @@ def judge_string(kind: str, string: str, right: Sequence[JudgedText], failures: 
     looked_at = unearned[:ASKED]
     if 2 * sum(is_mostly_in(string, one.surroundings) for one in looked_at) >= len(looked_at):
         return None
-    known = all(one.gold is not None for one in unearned) and all(one.read for one in failures)
-    # Where other answers were extracted, they differ as the problems do: only the form is shared.
+    known = all(one.reference is not None for one in unearned) and all(one.read for one in failures)
+    # If other answers were extracted, they differ between problems: only the form is shared.
     beside = sum(one.answer is not None and not is_mostly_in(string, one.answer) for one in unearned)
     level: Level = "alarm" if known and 2 * beside < len(unearned) else "warning"
     return make_shared(kind, string, unearned, len(right), failed_with / len(failures), level)
 
 
 def is_lifted(holders: int, successes: int, failed_with: int, failures: int) -> bool:
-    """Rule 3. Half a failure is added, since none among few is no proof of a lift without bounds."""
+    """Rule 3. Half a failure is added, since zero among few failures does not prove an unlimited lift."""
     if holders / successes < LIFT * (failed_with + 0.5) / (failures + 1):
         return False
     pooled = (holders + failed_with) / (successes + failures)
@@ -241,41 +241,43 @@ def is_lifted(holders: int, successes: int, failed_with: int, failures: int) -> 
 
 
 def is_mostly_in(string: str, surroundings: str) -> bool:
-    """Whether most of the string stands there in one piece; what was grown around it does not make it another string."""
+    """Whether 60 % of the string occurs there in one piece; text added around it does not make it another string."""
     length = max(1, -(-3 * len(string) // 5))
     return any(string[start : start + length] in surroundings for start in range(len(string) - length + 1))
 
 
 def is_in_prompt(string: str, asked: str) -> bool:
-    """Whether the string, or its longest part between markers, stands in any prompt as it is."""
+    """Whether any prompt contains the string, or its longest part between markers."""
     longest = max(MARKER.split(string), key=len).strip()
     return next(find_places(longest or string, asked), None) is not None
 
 
 def is_spread(holders: Sequence[JudgedText]) -> bool:
-    """Rule 2: many prompts, different golds."""
-    golds = {one.group: one.gold_key for one in holders}
-    counts = Counter(golds.values())
-    return len(golds) >= PROMPTS and len(counts) >= GOLDS and 2 * max(counts.values()) <= len(golds)
+    """Rule 2: many prompts with different reference answers."""
+    references = {one.group: one.reference_key for one in holders}
+    counts = Counter(references.values())
+    return len(references) >= PROMPTS and len(counts) >= REFERENCES and 2 * max(counts.values()) <= len(references)
 
 
 def make_shared(
     kind: str, string: str, holders: Sequence[JudgedText], successes: int, share_failed: float | None, level: Level = "alarm"
 ) -> SharedString:
-    golds = {one.group: one.gold_key for one in holders}
+    references = {one.group: one.reference_key for one in holders}
     firsts = {one.group: one.row for one in reversed(holders)}  # one row per prompt: the first
     rows = tuple(sorted(firsts.values()))
-    return SharedString(kind, string, len(holders) / successes, share_failed, len(golds), len(set(golds.values())), rows, level)
+    return SharedString(
+        kind, string, len(holders) / successes, share_failed, len(references), len(set(references.values())), rows, level
+    )
 
 
 # -- pieces of text ----------------------------------------------------------------------------------------------------
 
 
 def find_frequent_pieces(rewarded: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Strings that many of `rewarded` hold and fewer of `others`, each as long as it can be.
+    """The longest strings that many of `rewarded` and fewer of `others` contain.
 
-    All windows of SEED_CHARS characters are hashed at once and counted by text; the ones that differ most between the two
-    sides are seeds, and each grows as long as nine tenths of the texts that hold the seed go along.
+    All windows of SEED_CHARS characters are hashed and counted by text. Those that differ most between the two sides are seeds, and each
+    seed grows while nine tenths of the texts that contain it still contain the longer string.
     """
     found: list[str] = []
     for seed in find_seeds(rewarded, others):
@@ -290,7 +292,7 @@ def find_frequent_pieces(rewarded: Sequence[str], others: Sequence[str]) -> list
 
 
 def find_seeds(rewarded: Sequence[str], others: Sequence[str]) -> list[str]:
-    """Windows in a quarter of `rewarded` at least, and twice as common there as in `others`; the most telling first."""
+    """Windows in at least a quarter of `rewarded` and twice as common there as in `others`, the largest difference first."""
     texts = [*rewarded, *others]
     joined = "".join(texts)
     if len(joined) < SEED_CHARS:
@@ -323,10 +325,10 @@ def find_seeds(rewarded: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def find_first_positions(windows: Any, whole: Any, wanted: Any) -> list[int]:
-    """Where each wanted window stands for the first time, in the order of `wanted`."""
+    """The first position of each wanted window, in the order of `wanted`."""
     if not len(wanted):
         return []
-    may_be_wanted = np.zeros(1 << 16, dtype=bool)  # by the high bits: a look into a small table leaves a handful to compare
+    may_be_wanted = np.zeros(1 << 16, dtype=bool)  # a small table by the high bits leaves only a few windows to compare
     may_be_wanted[wanted >> np.uint64(48)] = True
     among = np.flatnonzero(may_be_wanted[windows >> np.uint64(48)] & whole)
     among = among[np.isin(windows[among], wanted)]
@@ -337,7 +339,7 @@ def find_first_positions(windows: Any, whole: Any, wanted: Any) -> list[int]:
 
 
 def grow_piece(seed: str, holders: Sequence[str]) -> str:
-    """The longest string around the seed, in the first holder, that nine tenths of the holders have."""
+    """The longest string around the seed that nine tenths of the holders contain."""
     needed = 0.9 * len(holders)
     text = holders[0]
     start = text.index(seed)
@@ -352,7 +354,7 @@ def grow_piece(seed: str, holders: Sequence[str]) -> str:
 
 
 def trim_to_words(text: str, start: int, end: int) -> str:
-    """The piece without a word or number that it holds only a part of; the whole piece where nothing would remain."""
+    """The piece without partial words or numbers at its ends, or the whole piece if too little would remain."""
     first, last = start, end
     while first < last and start and text[start - 1].isalnum() and text[first].isalnum():
         first += 1
@@ -366,7 +368,7 @@ def is_long_enough(piece: str) -> bool:
 
 
 def count_kept(most: int, kept: Callable[[int], bool]) -> int:
-    """The largest number up to `most` for which `kept` holds; it holds for 0, and for all below one for which it holds."""
+    """The largest number up to `most` for which `kept` holds; `kept` is monotonic and holds for 0."""
     return bisect_left(range(1, most + 1), True, key=lambda more: not kept(more))
 
 
@@ -379,9 +381,9 @@ def simplify_answer(text: str) -> str:
     return text.translate(PLAIN).casefold().rstrip(".")
 
 
-def is_same_answer(answer: str, gold: str) -> bool:
-    """The same text up to spaces, case, $, thousands separators and a final stop; or the same number."""
-    first, second = simplify_answer(answer), simplify_answer(gold)
+def is_same_answer(answer: str, reference: str) -> bool:
+    """Whether two answers are equal up to spaces, case, $, thousands separators and a final full stop, or are the same number."""
+    first, second = simplify_answer(answer), simplify_answer(reference)
     try:
         return first == second or float(first[:50]) == float(second[:50])
     except ValueError:
@@ -389,7 +391,7 @@ def is_same_answer(answer: str, gold: str) -> bool:
 
 
 def find_places(word: str, text: str) -> Iterator[int]:
-    """Where the word stands in the text by itself, not inside a longer word or number."""
+    """The positions of the word in the text, except inside longer words or numbers."""
     start = text.find(word)
     while start >= 0:
         end = start + len(word)

@@ -1,11 +1,11 @@
-"""Signs of reward hacking in the rollouts of one step: numbers for the metrics row, and which rollouts to look at. No torch.
+"""Signs of reward hacking in the rollouts of one step: metrics, and rollouts as evidence. No torch.
 
     signs = find_signs(batch.rollouts)
     row |= signs.metrics                    # rollout/length_right, rollout/shared_rewarded, reward/inconsistent and so on
     row["evidence"] = signs.evidence        # {"shared": {"row": 17, "text": "...", ...}, "wrong_long": {...}, ...}
 
-The checks that read both are in hacking.py. Rows are numbers of rollouts within the step, which are the row numbers of
-rollouts/step-<N>.parquet. Texts are cut short and printable: what the policy wrote must not steer a terminal.
+The checks that read both are in hacking.py. Rows are numbered within the step, as in rollouts/step-<N>.parquet. Texts are shortened and
+printable, since the policy's output must not control a terminal.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from cohort.types import Rollout
 PROMPT_SHOWN, COMPLETION_SHOWN, STRING_SHOWN, ROWS_SHOWN = 60, 120, 80, 5
 NUMBER = re.compile(r"[-+]?\d{1,15}(?:\.\d{1,15})?")
 ROUNDED = 0.02
-"""By how much of the larger one two numbers may differ and be the same one, rounded."""
+"""Relative difference up to which two numbers count as equal after rounding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signs:
     metrics: dict[str, float]
     evidence: dict[str, Any] = field(default_factory=dict)
-    """What to look at, by kind, as plain JSON: see `show_rollouts`."""
+    """Examples by kind, as plain JSON: see `show_rollouts`."""
 
 
 def find_signs(rollouts: Sequence[Rollout]) -> Signs:
-    """Everything above for the rollouts of one step. Where nothing was judged (demonstrations, pairs) there is nothing."""
+    """The signs in the rollouts of one step; none without verdicts (demonstrations, pairs)."""
     judged = [row for row, rollout in enumerate(rollouts) if rollout.outcome.success is not None]
     if not judged:
         return Signs({})
@@ -69,18 +69,18 @@ def find_signs(rollouts: Sequence[Rollout]) -> Signs:
 
 
 def find_other_numbers(rollouts: Sequence[Rollout], judged: Sequence[int]) -> tuple[float | None, list[int]]:
-    """(successes whose extracted answer is another number than their gold ÷ those where both are numbers, their rows).
+    """(share of successes whose extracted answer is another number than the reference answer, their rows).
 
-    Numbers alone are compared: of expressions only a verifier can say whether they are the same.
+    Only plain numbers are compared, because expressions need a verifier.
     """
     pairs = {row: read_numbers(rollouts[row]) for row in judged if rollouts[row].outcome.success}
     known = {row: numbers for row, numbers in pairs.items() if numbers}
-    other = [row for row, (given, gold) in known.items() if not math.isclose(given, gold, rel_tol=ROUNDED)]
+    other = [row for row, (given, reference) in known.items() if not math.isclose(given, reference, rel_tol=ROUNDED)]
     return (len(other) / len(known) if known else None), other
 
 
 def read_numbers(rollout: Rollout) -> tuple[float, float] | None:
-    """(what was extracted, the gold) where both are plain numbers."""
+    """(extracted answer, reference answer) if both are plain numbers."""
     texts = [
         simplify_answer(str(text)) for text in (rollout.outcome.answer, rollout.prompt.reference_answer) if text is not None
     ]
@@ -89,9 +89,9 @@ def read_numbers(rollout: Rollout) -> tuple[float, float] | None:
 
 
 def find_inconsistent_rewards(rollouts: Sequence[Rollout]) -> tuple[float | None, list[int]]:
-    """(copies within a group that are paid differently ÷ all sets of copies, rows of the first such set).
+    """(share of the sets of identical completions in a group whose rewards differ, rows of the first such set).
 
-    Differently: by more than a tenth of the spread of all rewards of the step, so that rounding is none.
+    Rewards differ if by more than a tenth of the standard deviation of all rewards of the step, which excludes rounding.
     """
     rewards = {row: reward for row, rollout in enumerate(rollouts) if (reward := rollout.outcome.reward) is not None}
     copies: dict[tuple[int, str], list[int]] = {}
@@ -107,7 +107,7 @@ def find_inconsistent_rewards(rollouts: Sequence[Rollout]) -> tuple[float | None
 
 
 def show_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], **facts: Any) -> dict[str, Any]:
-    """The first of these rows in short, the numbers of the first few, and what else is worth saying."""
+    """An excerpt of the first of these rows, the numbers of the first few rows, and further facts."""
     rollout = rollouts[rows[0]]
     content = rollout.prompt.content
     prompt = content if isinstance(content, str) else str(content[-1].get("content", "")) if content else ""
@@ -121,10 +121,9 @@ def show_rollouts(rollouts: Sequence[Rollout], rows: Sequence[int], **facts: Any
 
 
 def show_failures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
-    """Completions on which the verifier gave up, of the commonest kind; those that are paid nevertheless come first."""
+    """Completions on which the verifier failed, for the two most frequent kinds of failure, the highest rewards first."""
     kinds: dict[str, list[int]] = {}
-    told = [(row, one) for row, one in enumerate(rollouts) if one.outcome.extras or one.outcome.faults]
-    for row, rollout in told:
+    for row, rollout in enumerate(rollouts):
         for kind in dict.fromkeys(name_failures(rollout)):
             kinds.setdefault(kind, []).append(row)
     found: dict[str, Any] = {}
@@ -137,7 +136,7 @@ def show_failures(rollouts: Sequence[Rollout]) -> dict[str, Any]:
 
 
 def name_failures(rollout: Rollout) -> Iterable[str]:
-    """`part/word` of every failure of a verifier on one completion."""
+    """`part/word` for every failure of a verifier on one completion."""
     for column, word in rollout.outcome.extras.items():
         if column.endswith("/verdict") and word in FAILURE_WORDS:
             yield f"{column.removesuffix('/verdict')}/{word}"
@@ -148,7 +147,7 @@ def name_failures(rollout: Rollout) -> Iterable[str]:
 
 
 def show_favourites(rollouts: Sequence[Rollout], judged: Sequence[int]) -> dict[str, Any]:
-    """The completion with the most reward, and for every part the failure that it likes best."""
+    """The completion with the highest reward, and for each part the failure that it scores highest."""
     found: dict[str, Any] = {}
     rewards = {row: reward for row in judged if (reward := rollouts[row].outcome.reward) is not None}
     if rewards:

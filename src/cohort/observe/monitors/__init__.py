@@ -1,4 +1,4 @@
-"""Who watches a run: console (progress), jsonl (source of truth), tensorboard, wandb, trackio, a user's own. None of them can stop it.
+"""Monitors of a run: console (progress), jsonl (source of truth), tensorboard, wandb, trackio, user-defined. None can stop the run.
 
 with build_monitors(recipe, folder, resume_step=None) as monitors:
     monitors.on_stage("training", total=recipe.train.num_steps)
@@ -6,8 +6,8 @@ with build_monitors(recipe, folder, resume_step=None) as monitors:
         monitors.on_metrics(row)          # once per step; {"step": 12, "reward/mean": ...}
     monitors.on_finish(summary)
 
-A new one is a file here, with a class that derives from `Monitor`, and a line in MONITORS; a recipe asks for it by
-`monitors.also = ["name"]`. A user's own needs no line: `monitors.also = ["package.module:Class"]`, or an object handed to
+A new monitor is a file here, with a class derived from `Monitor`, and a line in MONITORS; recipes enable it with
+`monitors.also = ["name"]`. User-defined monitors need no line: `monitors.also = ["package.module:Class"]`, or an object passed to
 `cohort.train(monitors=[...])`.
 """
 
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.errors import CohortError, RecipeError
-from cohort.observe.monitors.base import Monitor, Monitors, Watched, check_methods
+from cohort.observe.monitors.base import Monitor as Monitor
+from cohort.observe.monitors.base import Monitors, Watched, check_methods
 from cohort.observe.monitors.jsonl import JsonlMonitor, read_rows
 from cohort.recipe.schema import Recipe
 from cohort.recipe.sections import MonitorsConfig, suggest_nearest
@@ -28,43 +29,32 @@ from cohort.recipe.sections import MonitorsConfig, suggest_nearest
 if TYPE_CHECKING:
     from cohort.observe.diagnosis.checks import FindingWatch
 
-__all__ = [
-    "MONITORS",
-    "JsonlMonitor",
-    "Monitor",
-    "Monitors",
-    "build_monitors",
-    "drop_monitors",
-    "find_monitor_problems",
-    "read_rows",
-]
-
 MONITORS = {
     "tensorboard": "cohort.observe.monitors.trackers:TensorboardMonitor",
     "wandb": "cohort.observe.monitors.trackers:WandbMonitor",
     "trackio": "cohort.observe.monitors.trackers:TrackioMonitor",
     "console": "cohort.observe.monitors.console:ConsoleMonitor",
 }
-"""Monitors that a recipe can name, and where they lie: nothing is imported before a run asks for it. (jsonl always watches.)"""
+"""Monitors by name, with their classes, which are imported only if a run uses them. (jsonl is always on.)"""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A monitor that a recipe asks for."""
+class Requested:
+    """A monitor that a recipe enables."""
 
     spec: str
-    """Where it lies; a name without a colon is one that the table does not have."""
-    asked: str
-    """How the recipe asks for it: the beginning of a sentence."""
+    """Its module and class; without a colon, an unknown name."""
+    setting: str
+    """The setting that enables it: the beginning of a sentence."""
     off: str
-    """How to do without it: the end of one."""
+    """How to disable it: the end of a sentence."""
 
     def load(self) -> Any:
-        """The class. One that cannot work here is a RecipeError."""
+        """The class; a RecipeError if it cannot work here."""
         if ":" not in self.spec:
             raise RecipeError(
                 f"monitors.also: unknown monitor {self.spec!r}{suggest_nearest(self.spec, MONITORS) or '.'} "
-                f'Built in: {", ".join(MONITORS)}. One of your own is written "package.module:Class".'
+                f'Built in: {", ".join(MONITORS)}. Write your own monitor as "package.module:Class".'
             )
         try:
             kind = load_function(self.spec)
@@ -75,7 +65,7 @@ class Asked:
         return kind
 
     def build(self, run: Watched) -> Any:
-        """The monitor. At the start somebody is still watching: what it raises is said now, rather than train unseen."""
+        """Create the monitor. Exceptions stop the run at its start, rather than letting it train unobserved."""
         kind = self.load()
         try:
             monitor = kind.for_run(run) if hasattr(kind, "for_run") else kind()
@@ -87,42 +77,37 @@ class Asked:
         return monitor
 
     def error(self, reason: str) -> RecipeError:
-        return RecipeError(f"{self.asked}, but {reason}, or {self.off}.")
+        return RecipeError(f"{self.setting}, but {reason}, or {self.off}.")
 
 
-def list_asked_monitors(settings: MonitorsConfig) -> Iterator[Asked]:
-    """Those of the table in its order, each once, then the others in the recipe's."""
-    for name, spec in MONITORS.items():
-        if getattr(settings, name, False):
-            yield Asked(spec, f"monitors.{name} = true", f"set monitors.{name} = false")
+def list_requested(settings: MonitorsConfig) -> Iterator[Requested]:
+    """The enabled monitors: those of MONITORS in its order, then others in the recipe's order."""
+    for name in dict.fromkeys([*MONITORS, *settings.also]):
+        if getattr(settings, name, False) and name in MONITORS:
+            yield Requested(MONITORS[name], f"monitors.{name} = true", f"set monitors.{name} = false")
         elif name in settings.also:
-            yield ask_by_name(name, spec)
-    yield from (ask_by_name(name, name) for name in dict.fromkeys(settings.also) if name not in MONITORS)
-
-
-def ask_by_name(name: str, spec: str) -> Asked:
-    return Asked(spec, f"monitors.also names {name}", "take it out of monitors.also")
+            yield Requested(MONITORS.get(name, name), f"monitors.also names {name}", "remove it from monitors.also")
 
 
 def build_monitors(
     recipe: Recipe, folder: str | Path, resume_step: int | None = None, handed_in: Sequence[Any] = ()
 ) -> Monitors:
-    """The monitors that the recipe asks for. What they lack is a RecipeError here, before anything is spent.
+    """The monitors that the recipe enables. A missing requirement is a RecipeError here, before the run starts.
 
-    resume_step: the step of the checkpoint that the run goes on from; what was written of later ones is removed, since those steps
-    will run again. handed_in: a user's objects, which watch beside them.
+    resume_step: the step of the checkpoint that the run resumes from; records of later steps are removed, since these steps run again.
+    handed_in: monitors passed from Python, in addition to the recipe's.
     """
     folder = Path(folder)
     jsonl = JsonlMonitor(folder)
     if resume_step is not None:
         jsonl.truncate_after(resume_step)
     run = Watched(recipe.model_copy(deep=True), folder, resume_step)
-    asked = [asked.build(run) for asked in list_asked_monitors(recipe.monitors)]
-    return Monitors([jsonl, *asked, *handed_in], watch=make_watch(recipe, jsonl))
+    requested = [monitor.build(run) for monitor in list_requested(recipe.monitors)]
+    return Monitors([jsonl, *requested, *handed_in], watch=make_watch(recipe, jsonl))
 
 
 def make_watch(recipe: Recipe, jsonl: JsonlMonitor) -> FindingWatch:
-    """Who looks for findings in the run, with all that the run has written before."""
+    """The watch that checks the run for findings, with the rows written before a resume."""
     from cohort.observe.diagnosis.checks import FindingWatch
     from cohort.observe.run_folder import read_known_functions
 
@@ -133,17 +118,17 @@ def make_watch(recipe: Recipe, jsonl: JsonlMonitor) -> FindingWatch:
 
 
 def find_monitor_problems(recipe: Recipe) -> list[str]:
-    """Why monitors that the recipe asks for cannot work on this machine; nothing is started."""
+    """Why monitors of the recipe cannot work on this machine; starts nothing."""
     problems = []
-    for asked in list_asked_monitors(recipe.monitors):
+    for monitor in list_requested(recipe.monitors):
         try:
-            asked.load()
+            monitor.load()
         except RecipeError as problem:
             problems.append(str(problem))
     return problems
 
 
 def drop_monitors(recipe: Recipe) -> Recipe:
-    """The recipe without the monitors that it asks for."""
+    """The recipe with all monitors disabled."""
     off = {name: False for name in MONITORS if name in MonitorsConfig.model_fields}
     return recipe.model_copy(update={"monitors": recipe.monitors.model_copy(update={**off, "also": []})})

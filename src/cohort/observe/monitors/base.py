@@ -1,10 +1,10 @@
-"""The monitor interface, and the fan-out that keeps a failing monitor from stopping a run.
+"""The monitor interface, and the dispatcher that keeps a failing monitor from stopping a run.
 
-Contracts fail loudly, observers never do: a full disk, a closed terminal or a network that is down is reported once per
-monitor, counted, and training goes on. `Interrupted` is a BaseException and passes through.
+Contracts fail loudly, observers never do: a full disk, a closed terminal or a network failure is reported once per monitor and counted, and
+training continues. `Interrupted` is a BaseException and passes through.
 
-A monitor of a user's own need not derive from `Monitor`: a run calls those of its methods that the object has. What it can see
-before the run (no method that a run calls, a name that is nearly one) is an error before anything is spent.
+A user's monitor need not derive from `Monitor`: a run calls those of its methods that exist. An object without any such method, or with a
+misspelt one, is an error before the run starts.
 """
 
 from __future__ import annotations
@@ -29,53 +29,53 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Watched:
-    """The run that a monitor is made for."""
+    """The run that a monitor is created for."""
 
     recipe: Recipe
     folder: Path
     resume_step: int | None = None
-    """The step of the checkpoint that the run goes on from; None: it is not known to have any."""
+    """The step of the checkpoint that the run resumes from; None for a new run."""
 
 
 class Monitor:
-    """What a run tells those who watch. Every method does nothing by default: a monitor overrides what it cares about."""
+    """The events of a run. Every method does nothing by default; a monitor overrides those it needs."""
 
     @classmethod
     def missing(cls) -> str:
-        """What must be installed first, and how, without a full stop; "" when nothing is missing. `cohort doctor` asks too."""
+        """What must be installed first, and how, without a full stop; "" if nothing is missing. `cohort doctor` checks it too."""
         return ""
 
     @classmethod
     def for_run(cls, run: Watched) -> Monitor:
-        """The monitor of a run whose recipe names this class; what it raises is said in words, and the run does not start."""
+        """Create the monitor for a run whose recipe names this class. An exception is reported and the run does not start."""
         return cls()
 
     def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
         """A stage begins: "cold start", "baseline evaluation", "training", "final evaluation".
 
-        total: how many steps it has (0: not known); done: how many of them an earlier process already took.
+        total: its number of steps (0: unknown); done: steps already taken by an earlier process.
         """
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        """Progress inside a stage that writes no metric rows, such as the cold start: {"loss": 1.2, "success": 0.3}."""
+        """Progress within a stage without metric rows, such as the cold start: {"loss": 1.2, "success": 0.3}."""
 
     def on_sampling(self, done: int, total: int) -> None:
-        """So many of a step's completions are sampled. Called where reward parts judge them meanwhile, for each that is finished."""
+        """Completions sampled in this step. Called after each completion if rewards are computed during sampling."""
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
-        """A reward part has judged `done` of the completions it was given. Called from the threads that judge."""
+        """A reward part has scored `done` of its completions. Called from the scoring threads."""
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
-        """One step of training is complete: {"step": 12, "reward/mean": 0.41, ...}."""
+        """A training step is complete: {"step": 12, "reward/mean": 0.41, ...}."""
 
     def on_ranks(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
-        """Of a run with several ranks: what each of them did in a step, as a line of ranks.jsonl has it. Seconds with waiting in them.
+        """The record of each rank for a step, as in ranks.jsonl; only with several ranks. Seconds include waiting.
 
         {"rank": 0, "host": "a", "seconds": {"rollout": 1.2, ...}, "waited": {"rollout": 0.4}, "tokens": {"rollout": 512, ...}, ...}
         """
 
     def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
-        """What the policy wrote in a step, after its metrics: a row per completion, as the files of rollouts/ have them, without tokens.
+        """The completions of a step, after its metrics: one row each, as in the files of rollouts/, without tokens.
 
         Called at step 1 and every `monitors.show_every` steps. {"prompt": ..., "completion": ..., "reward": 1.0, "reference_answer": "46", ...}
         """
@@ -84,42 +84,43 @@ class Monitor:
         """An evaluation is complete: `Evaluation.to_json()`, with its label set."""
 
     def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
-        """What the numbers mean, in words, once for each finding, after the metrics of the step that shows it.
+        """A finding about the run, once per finding, after the metrics of the step that shows it.
 
         {"name": "truncation", "level": "alarm", "what": ..., "why": ..., "fix": ..., "evidence": [...], "rows": [[12, 17], ...], ...}
-        rows: (step, row) of the rollouts that the evidence names; text: all of it in one; again: a process of the run that was resumed
-        has told it already.
+        rows: (step, row) of the rollouts in the evidence; text: all texts in one; again: already reported before the run was resumed.
         """
 
     def on_message(self, text: str) -> None:
-        """Something a person should read once: a warning about the recipe, a checkpoint saved, prompts left out."""
+        """A message for the user: a warning about the recipe, a saved checkpoint, dropped prompts."""
 
     def on_finish(self, summary: Mapping[str, Any]) -> None:
-        """The run is over, whatever its status; `summary` is what summary.json holds, and report.html is written."""
+        """The run has ended, with any status. `summary` is the content of summary.json; report.html is written."""
 
     def close(self) -> None:
-        """Release terminal, files and connections. Called exactly once, also when the run ends by an exception."""
+        """Release terminal, files and connections. Called exactly once, also after an exception."""
 
 
 METHODS = tuple(name for name in vars(Monitor) if name.startswith("on_") or name == "close")
-"""What a run calls."""
+"""The methods that a run calls."""
 
 
 def check_methods(monitor: Any, place: str) -> None:
-    """Refuse an object that would watch nothing, or not what its author meant. Names with on_ belong to the run."""
+    """Refuse an object without any monitor method, or with an unknown method whose name starts with on_."""
     kind = type(monitor).__name__
     if isinstance(monitor, type):
-        raise RecipeError(f"{place}: {monitor.__name__} is a class; give an object of it: {monitor.__name__}().")
-    called = f"A run calls {', '.join(METHODS)}, those of them that the monitor has."
+        raise RecipeError(f"{place}: {monitor.__name__} is a class; pass an instance: {monitor.__name__}().")
+    called = f"A run calls these methods, if they exist: {', '.join(METHODS)}."
     for name in dir(monitor):
         if name.startswith("on_") and name not in METHODS:
-            raise RecipeError(f"{place}: no run calls {name!r} of {kind}{suggest_nearest(name, METHODS) or '.'} {called}")
+            raise RecipeError(
+                f"{place}: {kind} has the unknown method {name!r}{suggest_nearest(name, METHODS) or '.'} {called}"
+            )
     if not any(callable(getattr(monitor, name, None)) for name in METHODS):
-        raise RecipeError(f"{place}: {kind} has none of the methods of a monitor. {called}")
+        raise RecipeError(f"{place}: {kind} has no method of a monitor. {called}")
 
 
 def explain_not_installed(module: str, package: str) -> str:
-    """What `missing` says where a module cannot be imported that comes with an extra of the package's name."""
+    """The text for `missing` if a module cannot be imported; the package's extra installs it. Otherwise ""."""
     try:
         importlib.import_module(module)
     except ImportError:
@@ -128,88 +129,60 @@ def explain_not_installed(module: str, package: str) -> str:
 
 
 def copy_rows(value: Any) -> Any:
-    """What one monitor is given: it may change it without changing what the run and the other monitors have."""
+    """A copy for one monitor, which may change it without affecting the run or other monitors."""
     if isinstance(value, list):
         return [copy_rows(one) for one in value]
     return {name: copy_value(inner) for name, inner in value.items()} if isinstance(value, Mapping) else value
 
 
 def describe_finding(finding: Finding, again: bool) -> dict[str, Any]:
-    """A finding as monitors are told it."""
-    rows = [list(place) for place in finding.rows]
-    said = {name: getattr(finding, name) for name in ("name", "level", "what", "why", "fix", "text")}
-    return said | {"evidence": list(finding.evidence), "rows": rows, "again": again}
+    """A finding as monitors receive it."""
+    texts = {name: getattr(finding, name) for name in ("name", "level", "what", "why", "fix", "text")}
+    return texts | {"evidence": list(finding.evidence), "rows": [list(place) for place in finding.rows], "again": again}
 
 
 class Monitors(Monitor):
-    """Passes every call to every monitor that has the method. An exception of one is reported once and never reaches the caller."""
+    """Passes every call to every monitor that has the method. Exceptions are reported once per monitor and never reach the caller."""
 
     def __init__(
         self, monitors: Sequence[Any], report: Callable[[str], None] | None = None, watch: FindingWatch | None = None
     ) -> None:
-        """watch: who looks for findings in what passes through; None: nobody does."""
+        """watch: checks the metrics for findings; None: no checks."""
         self.monitors, self.watch = tuple(monitors), watch
         self.failures: dict[str, int] = {}
         self.report = report or (lambda text: print(text, file=sys.stderr))
 
-    def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
-        self.tell("on_stage", stage, total, done)
-
-    def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        self.tell("on_progress", done, values)
-
-    def on_sampling(self, done: int, total: int) -> None:
-        self.tell("on_sampling", done, total)
-
-    def on_scoring(self, part: str, done: int, total: int) -> None:
-        self.tell("on_scoring", part, done, total)
-
     def on_metrics(self, row: Mapping[str, Any]) -> None:
-        self.tell("on_metrics", row)
+        self.dispatch("on_metrics", row)
         if self.watch is not None:
-            self.tell_findings(self.watch, lambda watch: watch.add_row(row))
-
-    def on_ranks(self, step: int, ranks: Sequence[Mapping[str, Any]]) -> None:
-        self.tell("on_ranks", step, ranks)
-
-    def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
-        self.tell("on_rollouts", step, rollouts)
+            self.dispatch_findings(self.watch, lambda watch: watch.add_row(row))
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
-        self.tell("on_evaluation", evaluation)
+        self.dispatch("on_evaluation", evaluation)
         if self.watch is not None:
             self.watch.evaluations.append(evaluation)
 
-    def on_finding(self, step: int, finding: Mapping[str, Any]) -> None:
-        self.tell("on_finding", step, finding)
-
-    def on_message(self, text: str) -> None:
-        self.tell("on_message", text)
-
     def on_finish(self, summary: Mapping[str, Any]) -> None:
-        # The final evaluation comes after the last step. A run that goes on later looks when it would have looked.
+        # The final evaluation comes after the last step. An interrupted run checks again after it is resumed.
         if self.watch is not None and summary.get("status") == "finished":
-            self.tell_findings(self.watch, lambda watch: watch.check())
-        self.tell("on_finish", summary)
+            self.dispatch_findings(self.watch, lambda watch: watch.check())
+        self.dispatch("on_finish", summary)
 
-    def close(self) -> None:
-        self.tell("close")
-
-    def tell(self, method: str, *arguments: Any) -> None:
+    def dispatch(self, method: str, *arguments: Any, **named: Any) -> None:
         for monitor in self.monitors:
             try:
                 if call := getattr(monitor, method, None):
-                    call(*map(copy_rows, arguments))
+                    call(*map(copy_rows, arguments), **named)
             except Exception as problem:
                 self.note_failure(monitor, method, problem)
 
-    def tell_findings(self, watch: FindingWatch, look: Callable[[FindingWatch], Sequence[Finding]]) -> None:
+    def dispatch_findings(self, watch: FindingWatch, check: Callable[[FindingWatch], Sequence[Finding]]) -> None:
         try:
             known = {*watch.known}
-            for finding in look(watch):
+            for finding in check(watch):
                 self.on_finding(watch.step, describe_finding(finding, again=finding.name in known))
         except Exception as problem:
-            self.note_failure(watch, "look", problem)
+            self.note_failure(watch, "check", problem)
 
     def note_failure(self, monitor: Any, method: str, problem: Exception) -> None:
         name = type(monitor).__name__
@@ -218,10 +191,10 @@ class Monitors(Monitor):
             return
         try:
             self.report(
-                f"{name} failed in {method} ({type(problem).__name__}: {problem}). Training goes on; further failures of this "
-                "monitor are counted, not printed."
+                f"{name} failed in {method} ({type(problem).__name__}: {problem}). Training continues; further failures of this "
+                "monitor are counted, but not printed."
             )
-        except Exception:  # stderr itself may be closed; there is nobody left to tell
+        except Exception:  # stderr may be closed
             self.failures["report"] = self.failures.get("report", 0) + 1
 
     def __enter__(self) -> Monitors:
@@ -229,3 +202,15 @@ class Monitors(Monitor):
 
     def __exit__(self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
+
+
+def forward(method: str) -> Callable[..., None]:
+    def call(self: Monitors, *arguments: Any, **named: Any) -> None:
+        self.dispatch(method, *arguments, **named)
+
+    return call
+
+
+for name in METHODS:
+    if name not in vars(Monitors):
+        setattr(Monitors, name, forward(name))

@@ -1,8 +1,8 @@
-"""The terminal: one live line per stage, a group of completions now and then, findings in words, a before/after table at the end.
+"""Terminal output: a live line per stage, a group of completions now and then, findings, and a before/after table at the end.
 
-Where the output is not a terminal (a log file, CI), the same facts are printed as plain lines at an interval: no control
-characters, no bars, every line understandable on its own. A line takes 100 columns at most: of the live line the least of the facts
-are left out, sentences are wrapped, and the table drops its intervals.
+If the output is not a terminal (a log file, CI), the same facts are printed as plain lines at an interval, without control characters or
+bars. A line has at most 100 columns: the live line drops its least important facts, sentences are wrapped, and the table drops its
+intervals.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from cohort.observe.terminal import (
 INTERVAL_S = 15.0
 """Seconds between two plain lines."""
 SCORING_INTERVAL_S = 0.5
-"""Seconds between two updates of the live line while rewards are computed."""
+"""Seconds between two updates of the live line during scoring."""
 PACE_WINDOW = 10
-"""Steps that the time left is estimated from: recent ones, since completions change length."""
+"""Recent steps used to estimate the remaining time, since completions change length."""
 STYLES = {"info": "cyan", "warning": "yellow", "alarm": "bold red"}
 REWARD = "reward"
 STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
 
 
 class ConsoleMonitor(Monitor):
-    """rows: those from before a resume, so that the end speaks of the whole run."""
+    """rows: metric rows from before a resume, so that the summary covers the whole run."""
 
     @classmethod
     def for_run(cls, run: Watched) -> ConsoleMonitor:
@@ -90,7 +90,7 @@ class ConsoleMonitor(Monitor):
             *((MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)),) if total else ()),
             TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
         )
-        # Of a stage without a number only what it found is worth a line once it is over.
+        # The line of a stage without a number of steps disappears at its end: only its result stays.
         self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=not total)
         self.task = self.progress.add_task(stage, total=total or None, completed=done, facts="")
         self.progress.start()
@@ -105,11 +105,11 @@ class ConsoleMonitor(Monitor):
         self.show_facts(step, list_training_facts(row, self.estimate_seconds_left(step), group_size))
 
     def on_sampling(self, done: int, total: int) -> None:
-        """Shown beside what is scored meanwhile."""
+        """Shown with the progress of scoring during sampling."""
         self.sampled = f"sampled {done}/{total}, " if done < total else ""
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
-        """Only scoring that takes a while is shown: most takes no longer than it takes to read of it."""
+        """Shown only if scoring takes a while."""
         now = self.clock()
         if done == total:
             self.scoring.pop(part, None)
@@ -144,7 +144,7 @@ class ConsoleMonitor(Monitor):
             self.pending = line
 
     def fit_facts(self, facts: Sequence[str]) -> str:
-        """As many of the facts, the weightiest first, as there is room for beside the stage and its count."""
+        """The first facts, which are the most important, that fit on the line with the stage and its count."""
         room = line_width(self.console) - len(f"⠋ {self.stage} {self.total}/{self.total} · ")
         kept: list[str] = []
         for fact in facts:
@@ -158,7 +158,7 @@ class ConsoleMonitor(Monitor):
         return sum(recent) / len(recent) * max(0, self.total - step) if recent and self.total else None
 
     def end_stage(self) -> None:
-        """End the live line of a stage: with a number of steps its last state stays on the screen; a plain line that was held back is printed."""
+        """End the live line of a stage, or print the plain line that was held back."""
         if self.progress is not None:
             self.progress.stop()
             self.progress = self.task = None
@@ -166,7 +166,7 @@ class ConsoleMonitor(Monitor):
             self.print_line(self.pending)
             self.pending = ""
 
-    # Words -------------------------------------------------------------------------------------------------------
+    # Messages ----------------------------------------------------------------------------------------------------
 
     def on_message(self, text: str) -> None:
         self.print_line(text)
@@ -177,7 +177,7 @@ class ConsoleMonitor(Monitor):
 
     def on_evaluation(self, evaluation: Mapping[str, Any]) -> None:
         for name, numbers in evaluation["sets"].items():
-            # pass@1 with its interval; those of the others are in the table at the end.
+            # Only pass@1 has its interval here; the table at the end has all intervals.
             facts = [
                 f"{what} {(write_with_interval if what == 'pass@1' else write_value)(what, numbers[what])}"
                 for what in choose_headline(numbers)
@@ -191,7 +191,7 @@ class ConsoleMonitor(Monitor):
         print_wrapped(self.console, Text.assemble((f"{mark}: ", STYLES[finding["level"]]), make_printable(finding["text"])))
 
     def print_line(self, text: str) -> None:
-        """Text, not markup: names of sets and files may hold brackets, and a message may quote what a model wrote."""
+        """Print plain text, not markup: names may contain brackets, and messages may quote model output."""
         print_wrapped(self.console, Text(make_printable(text)))
 
     # The end -----------------------------------------------------------------------------------------------------
@@ -201,12 +201,12 @@ class ConsoleMonitor(Monitor):
         steps, seconds = summary.get("steps", 0), summary.get("seconds")
         took = f" in {write_duration(seconds)}" if isinstance(seconds, int | float) else ""
         self.print_line(f"{summary.get('status', 'finished')} after {steps} steps{took}")
-        if went := describe_times(self.rows):
-            self.print_line(f"time     {went}")
-        if waits := describe_ahead(self.rows):
-            self.print_line(f"ahead    {waits}")
-        if together := describe_ranks(read_rows(self.folder / "ranks.jsonl")):
-            self.print_line(f"ranks    {together}")
+        if times := describe_times(self.rows):
+            self.print_line(f"time     {times}")
+        if ahead := describe_ahead(self.rows):
+            self.print_line(f"ahead    {ahead}")
+        if ranks := describe_ranks(read_rows(self.folder / "ranks.jsonl")):
+            self.print_line(f"ranks    {ranks}")
         if table := make_before_after_table(summary.get("eval") or {}, line_width(self.console)):
             self.console.print(table, width=line_width(self.console))
         for line in describe_changes(summary.get("eval") or {}):
@@ -221,14 +221,14 @@ class ConsoleMonitor(Monitor):
 
 
 Writer = tuple[str, str, Callable[[float], str]]
-"""(label, metric, how its value is written)."""
+"""(label, metric, function that formats its value)."""
 
 
 def list_training_facts(row: Mapping[str, Any], left: float | None, group_size: int | None = None) -> list[str]:
-    """The numbers worth a glance, those that exist, the weightiest first. Missing scores are mentioned where there are any."""
+    """The most important numbers of a step, in order of importance, with the number of unscored completions if any."""
     missing: Writer = ("unscored", "reward/unscored", lambda v: f"{v:.0f} of {count_judged(row, group_size):.0f}")
     unscored = (missing,) if row.get("reward/unscored") else ()
-    weighty: tuple[Writer, ...] = (
+    first: tuple[Writer, ...] = (
         ("reward", "reward/mean", lambda v: f"{v:.3f}"),
         ("success", "reward/success", write_percent),
         *unscored,
@@ -241,10 +241,10 @@ def list_training_facts(row: Mapping[str, Any], left: float | None, group_size: 
         ("entropy", "loss/entropy", lambda v: f"{v:.2f}"),
         ("", "perf/tokens_per_second", write_rate),
     )
-    if "reward/mean" not in row and not unscored:  # nothing is sampled, so the loss is what there is to watch
-        weighty = (("loss", "loss/total", lambda v: f"{v:.3f}"), *weighty)
+    if "reward/mean" not in row and not unscored:  # without sampling, the loss is the number to watch
+        first = (("loss", "loss/total", lambda v: f"{v:.3f}"), *first)
     remaining = [f"{write_duration(left)} left"] if left else []
-    return [*write_facts(row, weighty), *remaining, *write_facts(row, more)]
+    return [*write_facts(row, first), *remaining, *write_facts(row, more)]
 
 
 def write_facts(row: Mapping[str, Any], writers: Sequence[Writer]) -> list[str]:
@@ -252,7 +252,7 @@ def write_facts(row: Mapping[str, Any], writers: Sequence[Writer]) -> list[str]:
 
 
 def choose_headline(numbers: Mapping[str, Any]) -> list[str]:
-    """pass@1, the largest pass@k, the largest maj@k and greedy: those that have a value."""
+    """pass@1, the largest pass@k, the largest maj@k and greedy, if they have a value."""
 
     def largest(kind: str) -> list[str]:
         names = [name for name in numbers if name.startswith(f"{kind}@")]
@@ -263,7 +263,7 @@ def choose_headline(numbers: Mapping[str, Any]) -> list[str]:
 
 
 def make_before_after_table(evaluated: Mapping[str, Any], width: int = WIDEST) -> Table | None:
-    """Per set: before, after, also of the reward. Where it does not fit it loses its intervals. None when there was no evaluation."""
+    """The results of each set before and after, with intervals if they fit; None without an evaluation."""
     sets = evaluated.get("sets") or {"": {side: evaluated[side] for side in ("before", "after") if evaluated.get(side)}}
     heads = ("set", "", "before", "after", "change")
     rows = make_table_rows(sets, write_with_interval)
@@ -291,7 +291,7 @@ def write_change(what: str, before: Mapping[str, Any], after: Mapping[str, Any])
 
 
 def write_value(what: str, number: Mapping[str, Any]) -> str:
-    """ "54.1 %", of a reward "0.541"; a dash where there is no value."""
+    """ "54.1 %", for a reward "0.541"; a dash without a value."""
     return write_estimate(number.get("value"), None, None, what != REWARD)[0]
 
 

@@ -1,7 +1,7 @@
-"""metrics.jsonl, evaluations.jsonl, events.jsonl and, of several ranks, ranks.jsonl: the source of truth, one strict JSON object per line.
+"""metrics.jsonl, evaluations.jsonl, events.jsonl and, with several ranks, ranks.jsonl: one strict JSON object per line.
 
-Every line is flushed and fsynced: a step takes seconds, the fsync milliseconds, and what the file says survives a power
-cut. A crash can tear the last line only; readers skip a line that does not parse, and appending starts on a fresh line.
+Every line is flushed and fsynced: a step takes seconds, the fsync milliseconds, and the line survives a power cut. A crash can truncate
+only the last line; readers skip lines that do not parse, and the next append starts a new line.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from typing import Any
 from cohort.observe.monitors.base import Monitor
 
 PROGRESS_S = 5.0
-"""Seconds between two lines about how far a stage, or the scoring of a step, is."""
+"""Seconds between two lines about the progress of a stage or of scoring."""
 
 
 class JsonlMonitor(Monitor):
-    """Appends one line per step, evaluation and event. Opens the file for each line, so that nothing is held in between.
+    """Appends one line per step, evaluation and event. Opens the file for each line, so that no file stays open.
 
-    An event has `time` (seconds since 1970), `step` and `kind`: "message" (text), "stage" (what begins: stage, total, done; or how the run
-    ended), "progress" (stage, done, total; of scoring the part too) or "finding" (as monitors are told it). step is the one that is being
-    worked on, of a finding the one whose row shows it, of a stage those that are finished; null before the training.
+    An event has `time` (seconds since 1970), `step` and `kind`: "message" (text), "stage" (the stage that begins, with total and done; or
+    the status at the end), "progress" (stage, done, total; for scoring also part) or "finding" (as monitors receive it). `step` is the
+    current step; for a finding the step whose row shows it, for a stage the number of finished steps; null before training.
     """
 
     def __init__(self, folder: str | Path, clock: Callable[[], float] = time.time) -> None:
@@ -40,7 +40,7 @@ class JsonlMonitor(Monitor):
         """Finished steps; None before the training."""
         self.last_progress = float("-inf")
         self.scoring: dict[str, float] = {}
-        """Part of the reward that is judging -> when it began."""
+        """Reward part that is scoring -> its start time."""
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         append_line(self.metrics, row)
@@ -71,7 +71,7 @@ class JsonlMonitor(Monitor):
         self.note_progress(done == self.total, done=done, total=self.total, values=values)
 
     def on_scoring(self, part: str, done: int, total: int) -> None:
-        """Only scoring that takes a while: of the rest the metrics tell."""
+        """Written only if scoring is slow."""
         if done == total:
             self.scoring.pop(part, None)
         elif self.clock() - self.scoring.setdefault(part, self.clock()) >= PROGRESS_S:
@@ -82,7 +82,7 @@ class JsonlMonitor(Monitor):
 
     @property
     def step(self) -> int | None:
-        """The step that is being worked on."""
+        """The current step."""
         return self.finished + 1 if self.finished is not None and self.stage == "training" else self.finished
 
     def note_progress(self, last: bool, **facts: Any) -> None:
@@ -97,15 +97,19 @@ class JsonlMonitor(Monitor):
     # -- resuming -------------------------------------------------------------------------------------------------------
 
     def truncate_after(self, step: int) -> None:
-        """Forget what came after a step, so that resuming from it writes no step twice."""
+        """Remove the records of later steps, so that resuming from this step writes none twice."""
         from cohort.observe.rollouts import list_token_steps, truncate_index
 
         for file in (self.metrics, self.evaluations, self.ranks):
             truncate_after(file, step)
-        truncate_events(self.events, step)
+        if self.events.exists():  # events without a step stay
+            lines = [(line, parse_line(line)) for line in self.events.read_bytes().splitlines()]
+            replace_lines(
+                self.events, [line for line, row in lines if row and (row.get("step") is None or has_step_up_to(row, step))]
+            )
         truncate_index(self.rollouts / "index.bin", step)
         for late in list_token_steps(self.rollouts):
-            if late > step:  # a finding that was new then may not be now: the recipe can be edited in between
+            if late > step:  # after an edit of the recipe, other findings may be new at these steps
                 (self.rollouts / f"step-{late:06d}.tokens.parquet").unlink()
 
 
@@ -113,18 +117,18 @@ def append_line(path: Path, row: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(make_strict(row), allow_nan=False, ensure_ascii=False)
     with path.open("ab+") as file:
-        # After a crash the last line may be torn: end it, so that it spoils itself only.
+        # After a crash the last line may be incomplete: end it, so that only that line is lost.
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)
             if file.read(1) != b"\n":
                 line = "\n" + line
-        file.write((line + "\n").encode("utf-8", "backslashreplace"))  # half a surrogate pair becomes JSON's own escape
+        file.write((line + "\n").encode("utf-8", "backslashreplace"))  # a lone surrogate becomes a JSON escape
         file.flush()
         os.fsync(file.fileno())
 
 
 def make_strict(value: Any) -> Any:
-    """Plain JSON: NaN and infinity become null (no JSON parser but Python's reads them), numpy and torch scalars floats."""
+    """The value as strict JSON: NaN and infinity become null, since only Python's parser reads them; numpy and torch scalars, floats."""
     if isinstance(value, Mapping):
         return {str(name): make_strict(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -139,7 +143,7 @@ def make_strict(value: Any) -> Any:
 
 
 def read_rows(path: str | Path) -> list[dict[str, Any]]:
-    """All lines that are whole JSON objects; a missing file is no rows."""
+    """All lines that are complete JSON objects; [] for a missing file."""
     try:
         lines = Path(path).read_bytes().splitlines()
     except OSError:
@@ -150,37 +154,19 @@ def read_rows(path: str | Path) -> list[dict[str, Any]]:
 def parse_line(line: bytes) -> dict[str, Any] | None:
     try:
         row = json.loads(line)
-    except (ValueError, RecursionError):  # also UnicodeDecodeError: a line torn inside a character
+    except (ValueError, RecursionError):  # also UnicodeDecodeError, for a line cut inside a character
         return None
     return row if isinstance(row, dict) else None
 
 
 def truncate_after(path: str | Path, step: int) -> None:
-    """Keep the rows up to `step`, each once and in order, dropping torn and step-less lines.
-
-    Atomic: a crash leaves the old file or the new.
-    """
+    """Keep only the rows up to `step`, each once and in order, atomically; incomplete lines and lines without a step are dropped."""
     path = Path(path)
     if not path.exists():
         return
     rows = {line: parse_line(line) for line in path.read_bytes().splitlines()}
     found = [(row["step"], line) for line, row in rows.items() if row is not None and has_step_up_to(row, step)]
     replace_lines(path, [line for _, line in sorted(found, key=lambda pair: pair[0])])
-
-
-def truncate_events(path: Path, step: int) -> None:
-    """Keep the events up to `step` and those of no step, as they stand. What a process said while it started stays said."""
-    if path.exists():
-        lines = path.read_bytes().splitlines()
-        rows = [parse_line(line) for line in lines]
-        replace_lines(
-            path,
-            [
-                line
-                for line, row in zip(lines, rows, strict=True)
-                if row and (row.get("step") is None or has_step_up_to(row, step))
-            ],
-        )
 
 
 def replace_lines(path: Path, kept: Sequence[bytes]) -> None:

@@ -1,7 +1,7 @@
-"""Experiment trackers: Weights & Biases, and Trackio, which keeps its data on this machine or in a Space of the hub.
+"""Experiment trackers: TensorBoard, Weights & Biases, and Trackio, which keeps its data on this machine or in a Hugging Face Space.
 
-Metrics and the recipe are sent; completions only where monitors.completions says so. A run of the service goes by the name of the
-run folder, so that a resumed run goes on in the same place.
+W&B and Trackio get metrics and the recipe, and completions only with monitors.completions. Their run has the name of the run folder, so that
+a resumed run continues there.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from cohort.errors import RecipeError
 from cohort.observe.monitors.base import Monitor, Watched, explain_not_installed
 
 ROWS_SENT = 64
-"""Completions of a table at most: whole groups from the first on; all of them are in rollouts/."""
+"""Completions per table: whole groups, starting with the first. All completions are in rollouts/."""
 COLUMNS = ("step", "group", "prompt", "completion", "reward", "success", "extracted", "reference_answer", "advantage", "end")
 
 
 class Tracker(Monitor):
-    """A service with runs, scalars and tables, all by the same calls. Subclasses name it and say how a run of it is started."""
+    """A service with runs, scalars and tables; W&B and Trackio have the same calls. Subclasses name it and start its runs."""
 
     package: str
     title: str
     advice: str
-    """What to look at where it cannot be started; the end of a sentence."""
+    """What to check if it cannot be started: the end of a sentence."""
 
     @classmethod
     def missing(cls) -> str:
@@ -41,7 +41,7 @@ class Tracker(Monitor):
         self.completions = completions
         try:
             self.run = self.start_run(Path(folder), project=project, config=dict(recipe), resume="allow")
-        except Exception as problem:  # at the start somebody is still watching: say it now rather than train unseen
+        except Exception as problem:  # stop the run at its start, rather than train unobserved
             raise RecipeError(f"{self.title} could not be started ({problem}). {self.advice}") from problem
 
     def start_run(self, folder: Path, **settings: Any) -> Any:
@@ -68,7 +68,7 @@ class Tracker(Monitor):
 
 
 class WandbMonitor(Tracker):
-    """Weights & Biases: one run per run folder, whose name is its id."""
+    """Weights & Biases: one run per run folder, with the folder name as its id."""
 
     package, title = "wandb", "Weights & Biases"
     advice = "Log in with `wandb login`, set WANDB_MODE=offline"
@@ -82,17 +82,17 @@ class WandbMonitor(Tracker):
 
 
 class TrackioMonitor(Tracker):
-    """Trackio: `trackio show` opens the dashboard; TRACKIO_SPACE_ID names a Space of the hub."""
+    """Trackio: `trackio show` opens its dashboard; TRACKIO_SPACE_ID selects a Hugging Face Space."""
 
     package, title = "trackio", "Trackio"
-    advice = "Look at TRACKIO_SPACE_ID and TRACKIO_DIR"
+    advice = "Check TRACKIO_SPACE_ID and TRACKIO_DIR"
 
     def start_run(self, folder: Path, **settings: Any) -> Any:
         return self.service.init(name=folder.resolve().name, embed=False, **settings)
 
 
 def make_completion_table(rollouts: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """(columns, rows) of the first groups of a step: text, rewards and verdicts, each part of the reward by its name."""
+    """(columns, rows) for the first groups of a step: texts, rewards with their parts, and verdicts."""
     groups = list(dict.fromkeys(row.get("group") for row in rollouts))
     shown: list[Mapping[str, Any]] = []
     for group in groups:
@@ -106,7 +106,7 @@ def make_completion_table(rollouts: Sequence[Mapping[str, Any]]) -> tuple[list[s
 
 
 class TensorboardMonitor(Monitor):
-    """purge_step: on resume, hide the events that an earlier process wrote at or after this step."""
+    """TensorBoard events in the run folder: `tensorboard --logdir runs`. purge_step: hides events of an earlier process from this step on."""
 
     @classmethod
     def missing(cls) -> str:
@@ -138,7 +138,7 @@ class TensorboardMonitor(Monitor):
 
 
 def evaluation_scalars(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """`eval/<set>/<what>` of an evaluation. Evaluations reach this kind of monitor here alone, never twice through a row."""
+    """The results of an evaluation as `eval/<set>/<measure>`; the metric row's own eval/ values are not sent."""
     scalars = {}
     for name, numbers in evaluation["sets"].items():
         for what, number in numbers.items():

@@ -1,4 +1,4 @@
-"""Line and stacked-area charts as marks of an SVG. Colours are CSS classes, so that one drawing serves light and dark."""
+"""Line charts and stacked areas as SVG marks. Colours are CSS classes, so that one drawing works in light and dark mode."""
 
 from __future__ import annotations
 
@@ -10,41 +10,41 @@ from dataclasses import dataclass
 WIDTH, HEIGHT = 560, 230
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 28
 MAX_POINTS = 400
-"""More points than this are averaged in buckets: a chart is 500 pixels wide."""
+"""Above this, points are averaged in buckets: a chart is 500 pixels wide."""
 
 MAX_AREA_POINTS = 80
-"""Areas of every single step are noise; the mean of a few steps shows which stage costs what."""
+"""The same for areas, where single steps are noise."""
 
 NAME_HEIGHT = 15.0
-"""Of an area, in pixels, from which on its name stands in it: colours alone tell some people nothing."""
+"""Height in pixels above which an area contains its name, for people who cannot distinguish the colours."""
 
 MAX_MARKERS = 40
-"""On one axis; of more, the last ones."""
+"""Markers per axis; of more, the last ones are drawn."""
 
 COLOURS = 8
 """Classes c0 to c7 of the stylesheet."""
 
 Points = Sequence[tuple[float, float]]
 Mark = tuple[str, dict[str, object], str]
-"""An element of an SVG: its tag, its attributes, and the text in it (of a shape: what is told of it under the pointer)."""
+"""An SVG element: its tag, attributes and text (for a shape, its tooltip)."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: (step, value) points, optionally with an interval per point."""
+    """A line of (step, value) points, optionally with an interval per point."""
 
     label: str
     points: Points
     intervals: Sequence[tuple[float, float]] = ()
     marks: bool = False
-    """Draw a dot at every point: for values that exist at few steps."""
+    """Draw a dot at every point, for values at few steps."""
     colour: int | None = None
-    """By its place in the chart unless it is named."""
+    """None: by its place in the chart."""
 
 
 @dataclass(frozen=True)
 class Marker:
-    """Something that happened at a step, marked on the time axis."""
+    """An event at a step, marked on the axis of steps."""
 
     step: float
     level: str
@@ -58,14 +58,14 @@ class Chart:
     caption: str
     series: tuple[Series, ...]
     share: bool = False
-    """Values lie in [0, 1] and are written as percentages."""
+    """Values are in [0, 1] and written as percentages."""
     stacked: bool = False
     unit: str = ""
     smooth: bool = True
     window: int = 0
-    """Steps of the moving average; 0: by the number of points."""
+    """Steps of the moving average; 0: depends on the number of points."""
     bands: bool = False
-    """Draw the 95 % interval of the moving average, from how much the steps in its window differ."""
+    """Draw the 95 % interval of the moving average, from the scatter of steps in its window."""
     markers: tuple[Marker, ...] = ()
 
     @property
@@ -75,32 +75,32 @@ class Chart:
 
 @dataclass(frozen=True)
 class Figure:
-    """A drawing with what stands around it, as the template takes it."""
+    """A drawing with its title, caption and legend, for the template."""
 
     title: str
     caption: str
     label: str
-    """All that it shows, in words."""
+    """A description of the drawing for screen readers."""
     marks: Sequence[Mark]
     legend: Sequence[tuple[int, str]] = ()
     hover: str = ""
-    """What the script needs to show values under the pointer."""
+    """Data with which the script shows tooltips."""
     style: str = "chart"
     lines: bool = False
-    """The legend shows pieces of lines, which differ by their dashes too."""
+    """The legend shows line samples, which also differ by their dashes."""
     chart: Chart | None = None
-    """What was drawn, with every point."""
+    """The chart, with every point."""
     numbers: tuple[Sequence[str], Sequence[Sequence[float | str]]] | None = None
-    """Heads and rows of what was drawn, where it is no chart."""
+    """Heads and rows of the data, if it is not a chart."""
     downloads: Sequence[tuple[str, str]] = ()
-    """(word, address) of the files that a server gives of it."""
+    """(label, URL) of the files that the dashboard offers."""
     width: int = WIDTH
     height: int = HEIGHT
 
 
 @dataclass(frozen=True)
 class Scale:
-    """Data to pixels."""
+    """Converts data to pixels."""
 
     x0: float
     x1: float
@@ -122,7 +122,7 @@ class Scale:
 
 
 def make_mark(tag: str, style: str, text: str = "", **attributes: float | str) -> Mark:
-    """Numbers are pixels, and are written to a tenth; an underscore in a name is a dash."""
+    """An SVG mark. Numbers are pixels, rounded to a tenth; underscores in attribute names become dashes."""
     written = {
         name.replace("_", "-"): f"{value:.1f}" if isinstance(value, float) else value for name, value in attributes.items()
     }
@@ -130,8 +130,8 @@ def make_mark(tag: str, style: str, text: str = "", **attributes: float | str) -
 
 
 def draw_chart(chart: Chart) -> Figure:
-    """The chart with its legend; the hover script reads what is kept of its points."""
-    # A line keeps its colour where another has nothing to show: in every chart of a page it stands for the same thing.
+    """The chart with its legend and the data for tooltips."""
+    # A line keeps its colour if another has no data, so that a colour means the same in every chart of a page.
     places = [place for place, series in enumerate(chart.series) if series.points]
     shown = tuple(chart.series[place] for place in places)
     colours = [series.colour if series.colour is not None else place for place, series in zip(places, shown, strict=True)]
@@ -163,7 +163,7 @@ def fit_scale(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -
     x0, x1 = min(xs), max(xs)
     if x0 == x1:
         x0, x1 = x0 - 0.5, x1 + 0.5
-    if chart.share:  # from 0 to a round share: small shares stay readable, and large ones are not magnified
+    if chart.share:  # from 0 to a round share, so that small shares stay readable and large ones are not magnified
         return Scale(x0, x1, 0.0, next((top for top in (0.05, 0.1, 0.25, 0.5) if max(ys) <= top), 1.0))
     y0, y1 = min(0.0, *ys), max(0.0, *ys)
     if y0 == y1:
@@ -173,7 +173,7 @@ def fit_scale(chart: Chart, shown: Sequence[Series], layers: Sequence[Points]) -
 
 
 def draw_grid(scale: Scale, ticks: Iterable[tuple[float, str]]) -> Iterator[Mark]:
-    """Lines across the drawing, with their values at the left."""
+    """Horizontal grid lines with their values on the left."""
     for tick, text in ticks:
         y = scale.y(tick)
         yield make_mark("line", "grid", x1=scale.left, x2=scale.right, y1=y, y2=y)
@@ -181,13 +181,13 @@ def draw_grid(scale: Scale, ticks: Iterable[tuple[float, str]]) -> Iterator[Mark
 
 
 def draw_numbers(scale: Scale, ticks: Iterable[tuple[float, str]]) -> Iterator[Mark]:
-    """Values below the drawing."""
+    """The values of the horizontal axis."""
     for tick, text in ticks:
         yield make_mark("text", "tick", text, x=scale.x(tick), y=scale.bottom + 19, text_anchor="middle")
 
 
 def draw_line(colour: int, series: Series, points: Points, chart: Chart, scale: Scale) -> Iterator[Mark]:
-    """points: those of the series, thinned."""
+    """The marks of a line. points: the thinned points of the series."""
     style = f"c{colour % COLOURS}"
     if series.intervals:
         upper = [(x, high) for (x, _), (_, high) in zip(series.points, series.intervals, strict=True)]
@@ -213,7 +213,7 @@ def draw_line(colour: int, series: Series, points: Points, chart: Chart, scale: 
 
 
 def draw_areas(layers: Sequence[Points], scale: Scale, labels: Sequence[str]) -> Iterator[Mark]:
-    """layers[i] is the running total up to series i; each area lies between two of them, with its name where it is high enough."""
+    """Stacked areas, with their names if they are high enough. layers[i] is the running total up to series i."""
     floor: Points = [(x, 0.0) for x, _ in layers[0]] if layers else []
     names = []
     for index, (layer, label) in enumerate(zip(layers, labels, strict=True)):
@@ -232,7 +232,7 @@ def draw_areas(layers: Sequence[Points], scale: Scale, labels: Sequence[str]) ->
 
 
 def stack_series(shown: Sequence[Series]) -> list[Points]:
-    """Running totals over the union of steps; a stage that did not happen in a step took 0 there."""
+    """Running totals over the union of steps; a missing value counts as 0."""
     steps: list[float] = sorted({x for series in shown for x, _ in series.points})
     totals = dict.fromkeys(steps, 0.0)
     layers: list[Points] = []
@@ -244,7 +244,7 @@ def stack_series(shown: Sequence[Series]) -> list[Points]:
 
 
 def thin_points(points: Points, limit: int = MAX_POINTS) -> Points:
-    """At most `limit` points: means over buckets of equal size. The first and the last point stay as they are."""
+    """At most `limit` points: means over buckets of equal size, with the first and the last point unchanged."""
     if len(points) <= limit:
         return list(points)
     size, last = math.ceil((len(points) - 2) / (limit - 2)), len(points) - 1
@@ -255,7 +255,7 @@ def thin_points(points: Points, limit: int = MAX_POINTS) -> Points:
 
 
 def smooth_points(points: Points, window: int) -> Points:
-    """Trailing mean: a point never shows what happened after it."""
+    """The trailing mean: no point depends on later ones."""
     total, result = 0.0, []
     for i, (x, y) in enumerate(points):
         total += y - (points[i - window][1] if i >= window else 0.0)
@@ -264,7 +264,7 @@ def smooth_points(points: Points, window: int) -> Points:
 
 
 def find_band(points: Points, window: int) -> tuple[Points, Points]:
-    """The 95 % interval of the trailing mean at every point: 1.96 standard errors, as if the steps in the window were independent."""
+    """The 95 % interval of the trailing mean at every point: 1.96 standard errors, treating the steps in the window as independent."""
     total = squares = 0.0
     low, high = [], []
     for i, (x, y) in enumerate(points):
@@ -279,15 +279,15 @@ def find_band(points: Points, window: int) -> tuple[Points, Points]:
 
 
 def draw_marker(marker: Marker, scale: Scale) -> Iterator[Mark]:
-    """A line through the drawing and a shape on the axis: a triangle is an alarm, a diamond a warning, a circle information."""
+    """A vertical line with a shape on the axis: a triangle for an alarm, a diamond for a warning, a circle for info."""
     x, y, style = scale.x(marker.step), scale.bottom + 5, f"flag {marker.level}"
     yield make_mark("line", style, x1=x, x2=x, y1=scale.top, y2=scale.bottom)
-    told = f"step {marker.step:g}: {marker.text}"
+    tooltip = f"step {marker.step:g}: {marker.text}"
     shapes = {"alarm": ((0, -5), (5, 4), (-5, 4)), "warning": ((0, -5), (5, 0), (0, 5), (-5, 0))}
     if corners := shapes.get(marker.level):
-        yield make_mark("polygon", style, told, points=" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners))
+        yield make_mark("polygon", style, tooltip, points=" ".join(f"{x + dx:.1f},{y + dy:.1f}" for dx, dy in corners))
     else:
-        yield make_mark("circle", style, told, cx=x, cy=y, r=3.6)
+        yield make_mark("circle", style, tooltip, cx=x, cy=y, r=3.6)
 
 
 def find_ticks(low: float, high: float, count: int) -> list[float]:
@@ -300,7 +300,7 @@ def find_ticks(low: float, high: float, count: int) -> list[float]:
 
 
 def write_value(value: float, share: bool = False) -> str:
-    """A number beside an axis; a share as a percentage."""
+    """A number for an axis; a share as a percentage."""
     if share:
         return f"{100 * value:.0f} %" if abs(100 * value - round(100 * value)) < 1e-6 else f"{100 * value:.1f} %"
     size = abs(value)
@@ -312,7 +312,7 @@ def write_value(value: float, share: bool = False) -> str:
 def dump_hover_data(
     chart: Chart, shown: Sequence[Series], layers: Sequence[Points], scale: Scale, markers: Sequence[Marker]
 ) -> str:
-    """What the tooltip needs: the x range, what happened when, and per series its thinned points."""
+    """The data for tooltips as JSON: the x range, the events, and the thinned points of each series."""
     thinned = [thin_points(one.points) for one in shown] if chart.stacked else layers
     series = [
         {"label": one.label, "points": [[round(x, 1), float(f"{y:.5g}")] for x, y in points]}

@@ -1,4 +1,4 @@
-"""Reads a run folder, whatever state it is in: every file may be missing, torn or of an unexpected shape."""
+"""Reads a run folder in any state: every file may be missing, incomplete or malformed."""
 
 from __future__ import annotations
 
@@ -27,39 +27,39 @@ from cohort.recipe.describe import describe_algorithm, describe_own
 
 
 class RunData:
-    """What pages, cards and comparisons read of a run. Plain JSON values, checked where they are used."""
+    """The data of a run for reports, model cards and comparisons: plain JSON values, checked where they are used."""
 
     def __init__(self, root: Path) -> None:
         self.folder = folder = RunFolder(root)
         self.recipe_text = self.read_text(folder.recipe_file)
         self.recipe = parse_recipe(self.recipe_text)
         self.own, self.own_problem = self.read_own_functions()
-        """What algorithm.json says of the user's functions, and why it could not be used."""
+        """The facts about user-defined functions in algorithm.json, and why it could not be read."""
         self.rows, self.evaluations = (
             [row for row in self.read_rows(file) if as_number(row.get("step")) is not None]
             for file in (folder.metrics_file, folder.evaluations_file)
         )
         self.ranks = self.read_rows(folder.ranks_file)
-        """What each rank did, step by step; [] of a run that one process made."""
+        """The records of the ranks, step by step; [] for a run of one process."""
         self.events = self.read_rows(folder.events_file)
-        """What happened when: messages, stages, and findings when they arose; [] of runs from before there was such a file."""
+        """Messages, stages and findings, with their times and steps."""
         self.summary = parse_object(self.read_text(folder.summary_file))
         self.samples_before, self.samples_after = (
             self.read_rows(folder.samples / f"{side}.jsonl") for side in ("before", "after")
         )
 
     def read_rows(self, file: Path) -> list[dict[str, Any]]:
-        """The objects in a file of the run, line by line."""
+        """The JSON objects of a file, one per line."""
         return read_rows(file)
 
     def read_text(self, file: Path) -> str:
-        return read_text(file)
+        try:
+            return file.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            return ""
 
     def read_completions(self, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Every completion of these steps, one after the other; a file that cannot be read costs its step."""
-        index = self.find_file(self.folder.index_file)
-        if index and (found := read_short_records(index, steps, columns)):
-            return found
+        """Every completion of these steps, in order; steps with an unreadable file are skipped."""
         rows: list[dict[str, Any]] = []
         for step in steps:
             file = self.find_file(self.folder.rollouts_file(step))
@@ -68,14 +68,14 @@ class RunData:
         return rows
 
     def find_file(self, file: Path) -> Path | None:
-        """The file of the run that is read for this one; None where it may not be."""
+        """The file to read in place of this one; None if it must not be read."""
         return file
 
     def read_own_functions(self) -> tuple[Own, str]:
         return read_known_functions(self.folder.root, self.recipe)
 
     served = False
-    """Whether the dashboard shows it."""
+    """Whether the dashboard shows this run."""
 
     @property
     def name(self) -> str:
@@ -83,12 +83,12 @@ class RunData:
 
     @property
     def place(self) -> str:
-        """The folder as it is typed where the run was made; no path of this machine."""
+        """The folder with its parent, as in `runs/my-run`; no absolute path."""
         return f"{self.folder.root.resolve().parent.name}/{self.name}"
 
     @property
     def last_written(self) -> str:
-        """When the run last wrote a number. The report's own time of writing would say nothing about the run."""
+        """When the run last wrote results; not when the report was written."""
         folder = self.folder
         files = (folder.metrics_file, folder.evaluations_file, folder.summary_file, folder.recipe_file)
         times = [file.stat().st_mtime for file in files if file.exists()]
@@ -108,17 +108,17 @@ class RunData:
 
     @property
     def seconds(self) -> float | None:
-        """From the summary; while there is none, the sum of the step times."""
+        """From the summary; without one, the sum of the step times."""
         measured = as_number(self.summary.get("seconds"))
         times = [t for _, t in self.find_series("time/step")]
         return measured if measured is not None else (sum(times) if times else None)
 
     def find_setting(self, section: str, key: str) -> Any:
-        """What the recipe says there; None where it says nothing."""
+        """A setting of the recipe; None if the recipe does not have it."""
         return as_dict(self.recipe.get(section)).get(key)
 
     def describe_algorithm(self) -> list[str]:
-        """The algorithm in a sentence, and one for each of the user's functions in it; [] where the recipe is of another version."""
+        """A sentence on the algorithm and one per user-defined function in it; [] for a recipe that is not valid."""
         try:
             algorithm = AlgorithmConfig.model_validate(as_dict(self.recipe.get("algorithm"))).resolved(self.own)
         except ValueError:
@@ -127,7 +127,7 @@ class RunData:
 
     @cached_property
     def metric_names(self) -> set[str]:
-        """What is in any row."""
+        """The metrics that any row has."""
         return set().union(*self.rows)
 
     @cached_property
@@ -136,23 +136,23 @@ class RunData:
         return [float(row["step"]) for row in self.rows]
 
     def find_series(self, name: str) -> list[tuple[float, float]]:
-        """(step, value) wherever the metric is a finite number."""
+        """(step, value) for every row where the metric is a finite number."""
         if name not in self.metric_names:
             return []
         values: list[Any] = [row.get(name) for row in self.rows]
-        if not {float}.issuperset(map(type, values)):  # seldom, and a run has a hundred metrics in each of ten thousand rows
+        if not {float}.issuperset(map(type, values)):  # rare; the common case must be fast for ten thousand rows
             values = [as_number(value) for value in values]
         return [pair for pair in zip(self.step_numbers, values, strict=True) if pair[1] is not None and abs(pair[1]) <= LARGEST]
 
     def find_last_values(self, name: str, most: int = 10) -> list[float]:
-        """The metric in the last steps that have it."""
+        """The values of the metric in the last steps that have it."""
         if name not in self.metric_names:
             return []
         values = (as_number(row.get(name)) for row in reversed(self.rows))
         return list(islice((value for value in values if value is not None), most))[::-1]
 
     def find_numbers(self, label: str, step: int | None = None) -> dict[str, dict[str, Any]]:
-        """Set -> numbers of the newest evaluation with this label, or at this step; from summary.json where there is none."""
+        """Set -> numbers of the newest evaluation with this label, or at this step; from summary.json if there is none."""
         for evaluation in reversed(self.evaluations):
             if evaluation.get("label") == label if step is None else evaluation.get("step") == step:
                 return {str(name): as_dict(values) for name, values in as_dict(evaluation.get("sets")).items()}
@@ -166,7 +166,7 @@ class RunData:
 
     @cached_property
     def markers(self) -> tuple[Marker, ...]:
-        """When findings arose, in words; each once, however often the run was taken up again."""
+        """The steps at which findings first appeared, each finding once."""
         found: dict[tuple[float, str], Marker] = {}
         for event in self.events:
             step, text = as_number(event.get("step")), str(event.get("what") or event.get("text") or event.get("name") or "")
@@ -176,12 +176,12 @@ class RunData:
         return tuple(sorted(found.values(), key=lambda marker: marker.step))
 
     def find_change(self, name: str, what: str = "pass@1") -> PairedDifference | None:
-        """Paired change of one number on one set; None where no problem has verdicts on both sides, or they were not kept."""
+        """The paired change of one number on one set; None if no problem has verdicts on both sides."""
         return self.changes.get(name, {}).get(what)
 
     @cached_property
     def changes(self) -> Mapping[str, Mapping[str, PairedDifference]]:
-        """Set -> number -> its paired change, from summary.json; from the evaluations where it has none."""
+        """Set -> number -> its paired change, from summary.json, or else from the evaluations."""
         stored = as_dict(as_dict(self.summary.get("eval")).get("change"))
         if stored:
             sets = {name: {what: read_change(one) for what, one in as_dict(found).items()} for name, found in stored.items()}
@@ -190,34 +190,11 @@ class RunData:
         return compare(before, after) if before and after else {}
 
     def find_evaluation(self, label: str) -> Evaluation | None:
-        """The newest evaluation with this label, problem by problem; None where there is none, or it is not one."""
+        """The newest evaluation with this label, problem by problem; None if it is missing or malformed."""
         try:
             return Evaluation.from_json(next(row for row in reversed(self.evaluations) if row.get("label") == label))
         except (StopIteration, KeyError, TypeError, ValueError, AttributeError):
             return None
-
-
-def read_short_records(file: Path, steps: Sequence[int], columns: Sequence[str]) -> list[dict[str, Any]]:
-    """The columns of these steps from the index of completions, where its beginning or its end holds all of them; else []."""
-    from cohort.observe.rollouts import ROW, read_ends
-
-    if not steps or not set(columns) <= {*(ROW.names or ())}:
-        return []
-    for rows in read_ends(file):
-        if set(steps) <= {*rows["step"].tolist()}:
-            chosen = rows[(rows["step"] >= min(steps)) & (rows["step"] <= max(steps))]
-            return [
-                dict(zip(columns, values, strict=True))
-                for values in zip(*(chosen[name].tolist() for name in columns), strict=True)
-            ]
-    return []
-
-
-def read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 def parse_recipe(text: str) -> dict[str, Any]:
@@ -228,7 +205,7 @@ def parse_recipe(text: str) -> dict[str, Any]:
 
 
 def parse_object(text: str) -> dict[str, Any]:
-    """The JSON object in a text; {} where it holds something else."""
+    """The JSON object in a text; {} if it is something else."""
     try:
         return as_dict(json.loads(text))
     except (ValueError, RecursionError):
@@ -240,7 +217,7 @@ def as_dict(value: Any) -> dict[str, Any]:
 
 
 def as_number(value: Any) -> float | None:
-    """A finite number up to LARGEST, or None for everything else."""
+    """The value as a float if it is a number up to LARGEST, otherwise None."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if abs(value) <= LARGEST else None

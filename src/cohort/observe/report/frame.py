@@ -1,8 +1,7 @@
-"""Pages from templates: one self-contained file that loads nothing, made of sections that cannot take each other down.
+"""Pages from templates: one self-contained file that loads nothing. A failing section does not affect the others.
 
-A section is a function that names a macro of parts.html and gives its values; this is the one place that makes an environment.
-Whatever a template is given is escaped, and what would steer a terminal is written out: names, completions and files of strangers are
-text. Only what is `Markup` is taken as it is, and nothing that came from outside ever is.
+A section is a function that returns the name of a macro of parts.html and its values. All values are escaped, and control characters are
+written out, since names, completions and files are untrusted. Only `Markup` is inserted as it is; untrusted text never becomes `Markup`.
 """
 
 from __future__ import annotations
@@ -23,31 +22,31 @@ from cohort.base.text import shorten_text
 HERE = Path(__file__).resolve().parent
 Subject = TypeVar("Subject")
 Part = tuple[Any, ...]
-"""A macro of parts.html, and the values it is given."""
+"""A macro of parts.html and its values."""
 Section = str | Callable[[Subject], Part | None]
-"""A macro that is given what the page is about, or a function that names one with its values; None leaves the section out."""
+"""A macro that takes the subject of the page, or a function that returns a macro and its values, or None to leave the section out."""
 
 
 @dataclass(frozen=True)
 class Cell:
-    """What stands in one place of a table."""
+    """A cell of a table."""
 
     text: str = ""
     small: str = ""
-    """Beside the text."""
+    """Small text after the text."""
     note: str = ""
-    """Below the text."""
+    """Small text below the text."""
     style: str = ""
     colour: int | None = None
-    """Of a square before the text."""
+    """Colour of a square before the text."""
     bar: float | None = None
-    """Width of a bar, in percent of the column."""
+    """Width of a bar, as a percentage of the column."""
     span: int = 1
 
 
 @cache
 def make_environment(folder: Path = HERE) -> Environment:
-    """The templates of a folder, which can import those of the report as report/NAME."""
+    """The templates of a folder; they can import the report's as report/NAME."""
     return Environment(
         loader=ChoiceLoader([FileSystemLoader(folder), PrefixLoader({"report": FileSystemLoader(HERE)})]),
         autoescape=True,
@@ -59,7 +58,7 @@ def make_environment(folder: Path = HERE) -> Environment:
 
 
 def render_page(title: str, sections: Sequence[Section[Subject]], subject: Subject) -> str:
-    """The sections of `subject` one below the other, as a whole page."""
+    """A complete page with the sections of `subject`."""
     script = (HERE / "hover.js").read_text(encoding="utf-8")
     frame = make_environment().get_template("frame.html")
     return frame.render(
@@ -72,12 +71,12 @@ def render_page(title: str, sections: Sequence[Section[Subject]], subject: Subje
 
 
 def read_styles() -> str:
-    """Colours and drawings, which a drawing takes along where it becomes a file, then the rest of a page."""
+    """The styles of a page: first those of drawings, which are also used in downloaded SVG files."""
     return "".join((HERE / name).read_text(encoding="utf-8") for name in ("drawing.css", "page.css"))
 
 
 def render_section(section: Section[Subject], subject: Subject) -> Markup:
-    """One section. A file of unexpected form costs one section, never the page."""
+    """One section. A malformed file costs one section, never the page."""
     try:
         part = (section, subject) if isinstance(section, str) else section(subject)
         return Markup() if part is None else render_part(*part)

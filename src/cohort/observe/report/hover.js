@@ -1,4 +1,4 @@
-// Values under the pointer, or by the arrow keys on a chart that has the focus. Listens on the document, so that charts may come and go.
+// Shows values under the pointer, or with the arrow keys on a focused chart. Listens on the document, because charts may come and go.
 const shown = new WeakMap();
 
 function prepare(chart) {

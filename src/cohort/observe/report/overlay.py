@@ -1,7 +1,7 @@
-"""Several runs in one page: the same charts with a line for each, and a table of before and after.
+"""One page for several runs: the same charts with a line per run, and a table of before and after.
 
-It overlays runs that exist, whatever their recipes; `cohort compare` trains contenders from one start. A difference between two runs is
-given where both answered the same problems, and as a pair, problem by problem.
+It overlays existing runs with any recipes, while `cohort compare` trains contenders from one start. Differences between two runs are
+paired, over the problems that both answered.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from cohort.base.files import write_whole
 from cohort.base.text import write_duration
 from cohort.errors import RunError
 from cohort.evaluation.estimators import UNCLEAR
@@ -22,14 +23,14 @@ from cohort.observe.report.page import compare_measure, describe_failed_run
 from cohort.observe.report.plots import list_held_out, show_charts
 
 CURVES: tuple[tuple[str, str, str, bool, str], ...] = (
-    ("Reward", "Of the training completions. Thick lines are moving averages.", "reward/mean", False, ""),
-    ("Success", "Share of the training completions that the outcome part calls right.", "reward/success", True, ""),
-    ("Useful groups", "Groups that hold completions with different rewards.", "advantage/useful_groups", True, ""),
-    ("KL to the reference", "Summed over a completion.", "loss/kl_per_completion", False, "nats"),
+    ("Reward", "On training completions. Thick lines are moving averages.", "reward/mean", False, ""),
+    ("Success", "Share of the training completions that are right.", "reward/success", True, ""),
+    ("Useful groups", "Share of groups whose completions have different rewards.", "advantage/useful_groups", True, ""),
+    ("KL to the reference", "Summed over each completion.", "loss/kl_per_completion", False, "nats"),
     ("Entropy", "Per token.", "loss/entropy", False, "nats"),
-    ("Completion length", "Tokens that the policy sampled.", "rollout/length_mean", False, "tokens"),
-    ("Cut completions", "Ended at max_completion_tokens.", "rollout/truncated", True, ""),
-    ("Step time", "Seconds of a step.", "time/step", False, "s"),
+    ("Completion length", "Sampled tokens.", "rollout/length_mean", False, "tokens"),
+    ("Truncated completions", "Share that reached max_completion_tokens.", "rollout/truncated", True, ""),
+    ("Step time", "Seconds per step.", "time/step", False, "s"),
 )
 
 
@@ -37,33 +38,35 @@ CURVES: tuple[tuple[str, str, str, bool, str], ...] = (
 class Overlay:
     runs: Sequence[RunData]
     names: Sequence[str]
-    """What each run is called on the page: the name of its folder, with the folder above where two share one."""
+    """The names of the runs on the page: their folder names, with the parent folder if two are equal."""
 
     @property
     def pairs(self) -> list[tuple[str, RunData]]:
         return list(zip(self.names, self.runs, strict=True))
 
 
+def write_overlay(run_folders: Sequence[Path], target: Path) -> Path:
+    """Write a page of several runs and return its path."""
+    overlay = load_overlay(run_folders)
+    sections = (show_runs, show_before_and_after, show_curves, show_failures)
+    return write_whole(target, render_page(f"{' · '.join(overlay.names)} · Cohort runs", sections, overlay))
+
+
 def load_overlay(folders: Sequence[Path]) -> Overlay:
     places = [folder.resolve() for folder in folders]
     if len(set(places)) < len(places):
-        raise RunError("report: a run is named twice; name each once.")
+        raise RunError("report: a run is named twice; name each run once.")
     if len(places) > COLOURS:
-        raise RunError(f"report: {len(places)} runs are more lines than can be told apart; name at most {COLOURS}.")
+        raise RunError(f"report: a chart can show at most {COLOURS} runs, not {len(places)}; name fewer.")
     short = [place.name for place in places]
     names = [f"{place.parent.name}/{place.name}" if short.count(place.name) > 1 else place.name for place in places]
     return Overlay([RunData(folder) for folder in folders], names)
 
 
-def render_overlay(overlay: Overlay) -> str:
-    sections = (show_runs, show_before_and_after, show_curves, show_failures)
-    return render_page(f"{' · '.join(overlay.names)} · Cohort runs", sections, overlay)
-
-
 def show_runs(overlay: Overlay) -> Part:
-    detail = "Their recipes and problems may differ; a difference counts only where it was measured on the same problems."
+    detail = "Their recipes and problems may differ; compare results only on the same problems."
     lines = [(name, run.status, describe_facts(run)) for name, run in overlay.pairs]
-    return "runs", f"{len(overlay.runs)} runs, side by side.", detail, lines
+    return "runs", f"{len(overlay.runs)} runs", detail, lines
 
 
 def describe_facts(run: RunData) -> str:
@@ -77,7 +80,7 @@ def describe_facts(run: RunData) -> str:
 
 
 def show_before_and_after(overlay: Overlay) -> Part:
-    """pass@1 of every run on every set, before and after, and against the first run where the problems are the same."""
+    """pass@1 of every run on every set, before and after, and compared with the first run on common problems."""
     numbers = [(run.find_numbers("before"), run.find_numbers("after")) for run in overlay.runs]
     rows = []
     for name in dict.fromkeys(name for before, after in numbers for name in [*before, *after]):
@@ -92,15 +95,12 @@ def show_before_and_after(overlay: Overlay) -> Part:
                 rows.append([Cell(overlay.names[index], count, style="run", colour=index), *ends[1:], first])
     if not rows:
         return "findings", "", [], "None of these runs was evaluated."
-    caption = (
-        "Brackets hold 95 % intervals over problems. Against the first: after training, in points, paired on the problems that both "
-        "answered."
-    )
-    return "table", "pass@1 before and after", ("run", "before", "after", "change", "against the first"), rows, caption
+    caption = "Brackets: 95 % intervals over problems. vs. first: difference to the first run after training, in points, paired over common problems."
+    return "table", "pass@1 before and after", ("run", "before", "after", "change", "vs. first"), rows, caption
 
 
 def compare_runs(first: RunData, other: RunData, name: str) -> Cell:
-    """The paired difference of two final evaluations, or why there is none: a success is what a run's own rewards call one."""
+    """The paired difference of two final evaluations, or why there is none, such as different definitions of success."""
     if (reason := find_other_measure(first, other)) is not None:
         return Cell(note=reason)
     sides = [run.find_evaluation("after") for run in (first, other)]
@@ -114,12 +114,12 @@ def compare_runs(first: RunData, other: RunData, name: str) -> Cell:
 
 
 def find_other_measure(first: RunData, other: RunData) -> str | None:
-    """What of the measure itself differs between two runs."""
+    """The difference between two runs that makes their evaluations incomparable."""
     if first.recipe.get("rewards") != other.recipe.get("rewards"):
-        return "other rewards"
-    for word in ("temperature", "top_p", "top_k", "max_completion_tokens"):
-        if first.find_setting("evaluation", word) != other.find_setting("evaluation", word):
-            return f"another evaluation.{word}"
+        return "rewards differ"
+    for key in ("temperature", "top_p", "top_k", "max_completion_tokens"):
+        if first.find_setting("evaluation", key) != other.find_setting("evaluation", key):
+            return f"evaluation.{key} differs"
     return None
 
 
@@ -131,13 +131,13 @@ def show_curves(overlay: Overlay) -> Part | None:
 
 
 def list_overlay_charts(overlay: Overlay) -> list[Chart]:
-    """Every chart has a line for each run, in the colour of the run, on the same axes."""
+    """The charts, each with a line per run in the run's colour."""
     charts = []
     measured = [{series.label: series for series in list_held_out(run)} for run in overlay.runs]
     for name in dict.fromkeys(label for found in measured for label in found):
         lines = [found.get(name, Series(name, ())) for found in measured]
         series = tuple(replace(line, label=label) for label, line in zip(overlay.names, lines, strict=True))
-        charts.append(Chart(f"pass@1 on {name_set(name)}", "Bars are 95 % intervals.", series, share=True))
+        charts.append(Chart(f"pass@1 on {name_set(name)}", "Bars: 95 % intervals.", series, share=True))
     for title, caption, metric, share, unit in CURVES:
         series = tuple(Series(label, run.find_series(metric)) for label, run in overlay.pairs)
         charts.append(Chart(title, caption, series, share=share, unit=unit))
@@ -146,4 +146,4 @@ def list_overlay_charts(overlay: Overlay) -> list[Chart]:
 
 def show_failures(overlay: Overlay) -> Part | None:
     cards = [card | {"name": name} for name, run in overlay.pairs if (card := describe_failed_run(run))]
-    return ("findings", "What failed", cards) if cards else None
+    return ("findings", "Failed runs", cards) if cards else None

@@ -1,34 +1,45 @@
-"""The page: verdict, before/after, findings, plots, completions, recipe, next steps."""
+"""The report of a run: verdict, before and after, findings, plots, completions, recipe, next steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
-from cohort.base.text import write_count, write_duration, write_estimate, write_percent, write_rate, write_seconds
+from cohort.base.files import write_whole
+from cohort.base.text import write_duration, write_estimate, write_percent, write_rate, write_seconds
+from cohort.errors import RunError
 from cohort.evaluation.estimators import why_no_interval
 from cohort.observe.diagnosis.checks import diagnose
 from cohort.observe.outcome import colour_change, describe_change, name_set
 from cohort.observe.perf import describe_ahead, drop_first_step, list_seconds, measure_stages
 from cohort.observe.report.data import RunData, as_dict, as_number
 from cohort.observe.report.frame import Cell, Part, Section, render_page
-from cohort.observe.report.plots import draw_histograms, draw_ranks, list_charts, show_charts, show_ranks
+from cohort.observe.report.plots import draw_histograms, list_charts, show_charts, show_ranks
 
 COMPLETIONS_SHOWN = 3
 """Completions per side of a problem: enough to see whether the policy is consistent."""
+
+
+def write_report(run_folder: str | Path) -> Path:
+    """Write report.html into the run folder, atomically, and return its path."""
+    folder = Path(run_folder)
+    if not folder.is_dir():
+        raise RunError(f"{folder} is not a run folder")
+    return write_whole(folder / "report.html", render_report(RunData(folder)))
 
 
 def render_report(run: RunData) -> str:
     return render_page(f"{run.name} · Cohort report", (*VERDICT, *DETAILS), run)
 
 
-# -- the top: what happened --------------------------------------------------------------------------------------------
+# -- verdict -----------------------------------------------------------------------------------------------------------
 
 
 def show_header(run: RunData) -> Part:
-    """The verdict; what the name of the algorithm stands for, what the recipe changed of it, and why the run ended early if it did."""
+    """The verdict, the algorithm with the recipe's changes to it, and why the run ended early if it did."""
     sentence, detail = describe_run(run)
     details = [detail, *run.describe_algorithm(), run.own_problem, run.summary.get("stopped")]
     words = [run.find_setting("algorithm", "name"), run.find_setting("model", "source"), run.last_written]
@@ -36,7 +47,7 @@ def show_header(run: RunData) -> Part:
 
 
 def describe_run(run: RunData) -> tuple[str, str]:
-    """One sentence anybody understands, and one that says how sure it is."""
+    """(the result in one plain sentence, its certainty)."""
     before, after = run.find_numbers("before"), run.find_numbers("after")
     for name, numbers in after.items():
         a, b = find_value(before.get(name), "pass@1"), find_value(numbers, "pass@1")
@@ -46,20 +57,20 @@ def describe_run(run: RunData) -> tuple[str, str]:
             return sentence, f"{sure}, after {run.steps} steps{took}."
         if b is not None:
             sentence = f"pass@1 on {name_set(name)} is {write_percent(b, 1)} after training."
-            return sentence, "It was not measured before training."
+            return sentence, "There is no evaluation before training."
     for name, numbers in before.items():
         start = find_value(numbers, "pass@1")
         if start is not None:
             sentence = f"Training started from a pass@1 of {write_percent(start, 1)} on {name_set(name)}."
             return sentence, describe_progress(run, f"There is no final evaluation yet{describe_latest(run, name)}")
     if run.rows:
-        progress = describe_progress(run, "Nothing was evaluated on held-out problems")
-        return progress, "Training reward alone does not show that a task is learned."
-    return "No training step has been written yet.", "This page fills up as the run goes on."
+        progress = describe_progress(run, "There was no evaluation on held-out problems")
+        return progress, "A higher training reward does not prove that the policy learned the task."
+    return "There is no training step yet.", "Results appear here as the run proceeds."
 
 
 def describe_latest(run: RunData, name: str) -> str:
-    """The newest look while training, with its number of problems: it may be a part of the set."""
+    """The latest evaluation during training, with its number of problems, which may be fewer than the set has."""
     for evaluation in reversed(run.evaluations):
         numbers = as_dict(as_dict(evaluation.get("sets")).get(name))
         value, problems = find_value(numbers, "pass@1"), as_number(numbers.get("problems"))
@@ -75,13 +86,13 @@ def describe_progress(run: RunData, lead: str) -> str:
         return f"{lead}."
     if len(rewards) == 1:
         return f"{lead}; the training reward of its one step is {rewards[0]:.3g}."
-    count = min(10, len(rewards) // 2)  # windows that meet would say that nothing has moved
+    count = min(10, len(rewards) // 2)  # overlapping windows would show no change
     head, tail = fmean(rewards[:count]), fmean(rewards[-count:])
     return f"{lead}; over {run.steps} steps the training reward went from {head:.3g} to {tail:.3g}."
 
 
 def show_failure(run: RunData) -> Part | None:
-    """Why a failed run ended: the kind of error, its words, where it arose, and what to do."""
+    """The error that ended a failed run, where it occurred, and what to do."""
     card = describe_failed_run(run)
     return ("findings", "", [card], "", "", "failed") if card else None
 
@@ -92,23 +103,23 @@ def describe_failed_run(run: RunData) -> dict[str, Any] | None:
         return None
     where = as_dict(run.summary.get("failure"))
     code = f" in {where['where']}" if where.get("where") else ""
-    when = f"after {run.steps} finished steps" if run.steps else "before the first step was finished"
-    fix = "Nothing had been earned yet: mend the cause and start again; the name may be used again."
+    when = f"after {run.steps} finished steps" if run.steps else "before the first step finished"
+    fix = "There was no progress to save: fix the cause and start again, with the same name if you like."
     if run.folder.checkpoints.is_dir():
-        fix = f"What was earned is saved: mend the cause, then go on with: cohort resume {run.place}"
-    lines = [("caption", f"It arose{code} {when}."), ("fix", fix)]
+        fix = f"The progress is saved: fix the cause, then resume with: cohort resume {run.place}"
+    lines = [("caption", f"It occurred{code} {when}."), ("fix", fix)]
     return make_card("alarm", where.get("type") or "error", "The run failed.", lines, str(message))
 
 
 def make_card(
     level: str, mark: str = "", what: str = "", lines: Sequence[tuple[str, str]] = (), text: str = "", name: str = ""
 ) -> dict[str, Any]:
-    """A finding as the template takes it. lines: (style, text), empty ones are left out."""
+    """A finding for the template. lines: (style, text); empty ones are left out."""
     return {"level": level, "mark": mark, "what": what, "lines": lines, "text": text, "name": name}
 
 
 def show_facts(run: RunData) -> Part:
-    """The handful of numbers worth a glance."""
+    """The most important numbers."""
     planned = run.find_setting("train", "num_steps")
     steps = f"{run.steps} of {planned}" if isinstance(planned, int) and planned > run.steps else str(run.steps)
     boxes = [("steps", steps), *([("time", write_duration(run.seconds))] if run.seconds else [])]
@@ -120,7 +131,7 @@ def show_facts(run: RunData) -> Part:
     ):
         if values := run.find_last_values(name):
             boxes.append((label, write(fmean(values))))
-    caption = "From training success on: means of the last 10 steps." if len(run.rows) > 10 else ""
+    caption = "Training success and later tiles: mean of the last 10 steps." if len(run.rows) > 10 else ""
     return "facts", boxes, caption
 
 
@@ -141,14 +152,14 @@ def show_before_and_after(run: RunData) -> Part | None:
         rows.append([Cell(name, count, style="set", span=4)])
         rows += [compare_measure(run, name, what, as_dict(a.get(what)), as_dict(b.get(what))) for what in list_measures(a, b)]
     caption = (
-        "Brackets hold 95 % intervals, bootstrapped over problems; a change has a colour where it is clear. pass@k: at least one of k "
-        "completions is right; maj@k: the answer most of k agree on is right; greedy: one completion at temperature 0."
+        "Brackets: 95 % intervals, bootstrapped over problems. Significant changes are coloured. pass@k: at least one of k completions is "
+        "right; maj@k: the most common answer of k completions is right; greedy: one completion at temperature 0."
     )
     return ("table", "Before and after", ("measure", "before", "after", "change"), rows, caption) if rows else None
 
 
 def list_measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
-    """What was measured of a set on either side. mean@k is left out: its value is pass@1's."""
+    """The measures that a set has before or after, except mean@k, which equals pass@1."""
     names = [name for name in dict.fromkeys([*a, *b]) if isinstance(a.get(name) or b.get(name), Mapping)]
     return [name for name in names if not name.startswith("mean@")]
 
@@ -165,7 +176,7 @@ def compare_measure(run: RunData, name: str, what: str, a: Mapping[str, Any], b:
 
 
 def make_interval_cell(entry: Mapping[str, Any], share: bool = True) -> Cell:
-    """An estimate with its interval beside it."""
+    """An estimate with its interval."""
     value, low, high = (as_number(entry.get(key)) for key in ("value", "low", "high"))
     return Cell(*write_estimate(value, low, high, share), style="none" if value is None else "")
 
@@ -176,7 +187,7 @@ def show_findings(run: RunData) -> Part:
         make_card(f.level, f.level, f.what, [("", f.why), ("fix", f.fix), *(("caption", line) for line in f.evidence)])
         for f in found
     ]
-    line = "Nothing looks wrong in the numbers." if len(run.rows) >= 5 else "Too few steps to judge."
+    line = "No problems found in the metrics." if len(run.rows) >= 5 else "Too few steps for a diagnosis."
     return "findings", "Diagnosis", cards, "" if cards else line
 
 
@@ -188,42 +199,41 @@ def show_curves(run: RunData) -> Part | None:
 
 
 def show_timing(run: RunData) -> Part | None:
-    """Which stage to look at: seconds of the median step and share of all seconds, stage by stage."""
+    """A table of the stages: seconds of the median step and share of all seconds."""
     rows = drop_first_step(run.rows)
     times = measure_stages(rows)
     if not times:
         return None
     slowest = max(times, key=lambda time: time.share)
     steps = list_seconds(rows, "step")
-    sentence = f"{write_exactly(slowest.share)} of the time of {len(steps)} steps went into {slowest.stage.subject}."
+    sentence = f"{write_exactly(slowest.share)} of the time of {len(steps)} steps was spent on {slowest.stage.subject}."
     lines: list[list[str | Cell]] = []
     for time in times:
-        rarely = f" (in {time.steps} of {len(steps)} steps)" if time.steps < 0.9 * len(steps) else ""
+        rarely = f" (only in {time.steps} of {len(steps)} steps)" if time.steps < 0.9 * len(steps) else ""
         bar = Cell(style="bar", bar=100 * time.share / slowest.share)
         does = Cell(f"{time.stage.does}{rarely}", style="does")
         lines.append([time.stage.name, write_seconds(time.median), write_exactly(time.share), bar, does])
     lines.append(["step", write_seconds(median(steps)), "", Cell(style="bar"), ""])
-    first = ", the first step left out" if len(rows) < len(run.rows) else ""
-    whose = "Of the main rank, its waiting for the others included. " if run.ranks else ""
-    caption = f"{whose}Medians over the steps that went through a stage; shares of all seconds{first}. {describe_rates(run)}"
-    waits = describe_ahead(run.rows)
-    waits = f"Side by side: {waits}." if waits else ""
-    caption = " ".join(filter(None, [caption.rstrip(), waits, describe_saving(run)]))
+    first = ", without the first step" if len(rows) < len(run.rows) else ""
+    whose = "Main rank, including its waiting for other ranks. " if run.ranks else ""
+    caption = f"{whose}Medians over the steps with the stage; shares of all seconds{first}. {describe_rates(run)}"
+    if ahead := describe_ahead(run.rows):
+        caption = f"{caption.rstrip()} Sampling ahead: {ahead}."
     heads = ["stage", "median", "share", Cell(style="bar"), ""]
     return "table", "Where the time goes", heads, lines, caption, f"{sentence} {slowest.stage.fix}"
 
 
 def describe_rates(run: RunData) -> str:
-    """The perf/ figures of the last steps in one line, those that there are."""
+    """The perf/ metrics of the last steps in one line."""
     writers = (
         ("perf/rollout_tokens_per_second", lambda v: f"{write_rate(v)} sampled"),
         ("perf/engine_occupancy", lambda v: f"{write_exactly(v)} of slots decoding"),
-        ("perf/executed_tokens_per_second", lambda v: f"{write_rate(v)} run in training"),
+        ("perf/executed_tokens_per_second", lambda v: f"{write_rate(v)} executed in training"),
         ("perf/update_mfu", lambda v: f"MFU {write_exactly(v)}"),
         ("perf/shared_share", lambda v: f"{write_exactly(v)} of tokens saved by running prompts once"),
-        ("perf/skipped_share", lambda v: f"{write_exactly(v)} not run because nothing pushes on them"),
+        ("perf/skipped_share", lambda v: f"{write_exactly(v)} skipped because they have no gradient"),
         ("perf/padding_share", lambda v: f"{write_exactly(v)} padding"),
-        ("perf/host_share", lambda v: f"{write_exactly(v)} of a step on the host alone"),
+        ("perf/host_share", lambda v: f"{write_exactly(v)} of a step on the host only"),
         ("perf/peak_memory_gib", lambda v: f"peak memory {v:.2f} GiB"),
     )
     lines = []
@@ -234,18 +244,6 @@ def describe_rates(run: RunData) -> str:
     return f"Last steps: {', '.join(lines)}." if lines else ""
 
 
-def describe_saving(run: RunData) -> str:
-    """What all checkpoints cost, those after the last step included."""
-    saving = as_dict(run.summary.get("saving"))
-    count, seconds, longest, size = (as_number(saving.get(name)) for name in ("count", "seconds", "longest", "bytes"))
-    if not count or seconds is None or longest is None or size is None:
-        return ""
-    return (
-        f"Saving stopped training {write_count(int(count), 'time')}, for {write_seconds(seconds)} together and {write_seconds(longest)} at "
-        f"most; the last checkpoint has {size / 1e6:.3g} MB."
-    )
-
-
 def find_value(numbers: Mapping[str, Any] | None, what: str) -> float | None:
     return as_number(as_dict((numbers or {}).get(what)).get("value"))
 
@@ -254,7 +252,7 @@ def find_value(numbers: Mapping[str, Any] | None, what: str) -> float | None:
 
 
 def show_completions(run: RunData) -> Part | None:
-    """The same problems before and after, side by side."""
+    """Completions of the same problems before and after, in two columns."""
     pairs: dict[tuple[str, str], dict[str, Mapping[str, Any]]] = {}
     for side, rows in (("before", run.samples_before), ("after", run.samples_after)):
         for row in rows:
@@ -262,22 +260,22 @@ def show_completions(run: RunData) -> Part | None:
     cards = []
     for (name, prompt), found in pairs.items():
         answer = next(iter(found.values())).get("answer")
-        gold = f" · expected answer: {answer}" if answer is not None else ""
+        reference = f" · reference answer: {answer}" if answer is not None else ""
         sides = [describe_side(side, found.get(side)) for side in ("before", "after")]
-        cards.append({"meta": f"{name}{gold}", "prompt": prompt, "sides": sides})
-    return ("problems", "The same problems, before and after", cards) if cards else None
+        cards.append({"meta": f"{name}{reference}", "prompt": prompt, "sides": sides})
+    return ("problems", "Completions before and after", cards) if cards else None
 
 
 def describe_side(title: str, row: Mapping[str, Any] | None) -> tuple[str, list[tuple[str, str, str]] | None]:
-    """(heading, the first completions); None where this side was not sampled."""
+    """(heading, the first completions); None if this side was not sampled."""
     if row is None:
         return title, None
-    said = row.get("completions")
-    said = [as_dict(one) for one in said] if isinstance(said, Sequence) and not isinstance(said, str) else []
-    right = sum(one.get("success") is True for one in said)
-    more = f", {COMPLETIONS_SHOWN} shown" if len(said) > COMPLETIONS_SHOWN else ""
-    heading = f"{title}: {right} of {len(said)} right{more}" if said else title
-    return heading, [describe_completion(one) for one in said[:COMPLETIONS_SHOWN]]
+    kept = row.get("completions")
+    kept = [as_dict(one) for one in kept] if isinstance(kept, Sequence) and not isinstance(kept, str) else []
+    right = sum(one.get("success") is True for one in kept)
+    more = f", {COMPLETIONS_SHOWN} shown" if len(kept) > COMPLETIONS_SHOWN else ""
+    heading = f"{title}: {right} of {len(kept)} right{more}" if kept else title
+    return heading, [describe_completion(one) for one in kept[:COMPLETIONS_SHOWN]]
 
 
 def describe_completion(one: Mapping[str, Any]) -> tuple[str, str, str]:
@@ -289,7 +287,7 @@ def describe_completion(one: Mapping[str, Any]) -> tuple[str, str, str]:
 
 
 def write_prompt(prompt: Any) -> str:
-    """Plain text as it is; chat messages as "role: content" blocks."""
+    """A prompt as text; chat messages become "role: content" blocks."""
     if isinstance(prompt, Sequence) and not isinstance(prompt, str):
         return "\n\n".join(f"{as_dict(m).get('role', '?')}: {as_dict(m).get('content', '')}" for m in prompt)
     return "" if prompt is None else str(prompt)
@@ -297,6 +295,6 @@ def write_prompt(prompt: Any) -> str:
 
 VERDICT: tuple[Section[RunData], ...] = (show_header, show_failure, show_facts, show_before_and_after, show_findings)
 DETAILS: tuple[Section[RunData], ...] = (
-    show_curves, draw_histograms, show_timing, show_ranks, draw_ranks, show_completions, "recipe", "next_steps"
+    show_curves, draw_histograms, show_timing, show_ranks, show_completions, "recipe", "next_steps"
 )  # fmt: skip
-"""The sections of a page in their order: first what happened, then what one looks at to believe it."""
+"""The sections of a page in order: the verdict, then the evidence."""

@@ -280,7 +280,7 @@ def check_puzzle(answer: str, entry: Mapping[str, Any], target: int | None = Non
 
 
 def read_variables(names: list[str]) -> frozenset[str]:
-    """The entry's variables: single letters, except those that sympy reads as constants. KeyError for any other name."""
+    """The entry's variables: single letters that sympy does not read as constants. KeyError for any other name."""
     found = frozenset(str(name) for name in names)
     if not all(re.fullmatch(r"[a-zA-DF-HJ-MPRT-Z]", name) for name in found):
         raise KeyError(f"variables of one letter are expected, not {sorted(found)}")

@@ -421,7 +421,7 @@ def choose_split(name: str, question: str) -> str:
 
 
 def check_settings(name: str, settings: Mapping[str, Any]) -> None:
-    fields = [field.name for field in dataclasses.fields(load_registry()[name][1]) if field.name not in ("seed", "size")]
+    fields = [field.name for field in dataclasses.fields(load_worker().DATASETS[name][1]) if field.name not in ("seed", "size")]
     for given in settings:
         if given in ("seed", "size"):
             replacement = "count" if given == "size" else "the recipe's seed"
@@ -432,7 +432,7 @@ def check_settings(name: str, settings: Mapping[str, Any]) -> None:
             )
     if name == "codeio" and "input_prediction_probability" in settings:
         raise PromptError(
-            "prompts.args.input_prediction_probability: leave it out. The task asks only for outputs: if it asked for an input, "
+            "prompts.args.input_prediction_probability: leave it out. Only outputs are supported: for an input "
             "the verifier would accept only the stored one, though others give the same output"
         )
     if name == "rubiks_cube" and settings.get("cube_size", 3) > 3:
@@ -458,10 +458,8 @@ def stream_entries(name: str, split: str, seed: int, settings: Mapping[str, Any]
             for start in range(0, CHUNK, SLICE):
                 yield from make_entries_elsewhere({"task": name, "settings": chosen, "start": start, "stop": start + SLICE})
         else:
-            from cohort.rewards.gym.worker import make_plain_entry
-
             for index in range(CHUNK):
-                yield make_plain_entry(name, dataset, index)
+                yield load_worker().make_plain_entry(name, dataset, index)
         chunk += 1
 
 
@@ -475,22 +473,20 @@ def make_entries_elsewhere(message: dict[str, Any]) -> list[dict[str, Any] | Non
     return answer.value
 
 
-def load_registry() -> dict[str, Any]:
+def load_worker() -> Any:
+    """The module that imports reasoning-gym; PromptError if that is not installed."""
     try:
-        from cohort.rewards.gym import worker as gym_worker
+        from cohort.rewards.gym import worker
     except ImportError as problem:
         raise PromptError(
             'prompts.source: "gym:" needs reasoning-gym; install it with: pip install "cohort-rl[gym]"'
         ) from problem
-    return dict(gym_worker.DATASETS)
+    return worker
 
 
 def create_dataset(name: str, settings: Mapping[str, Any]) -> Any:
-    load_registry()
-    from cohort.rewards.gym.worker import create_dataset as create
-
     try:
-        return create(name, settings)
+        return load_worker().create_dataset(name, settings)
     except (AssertionError, TypeError, ValueError) as problem:
         raise PromptError(
             f"prompts.args: gym task {name} refuses these arguments: {problem or 'a value is out of range'}"

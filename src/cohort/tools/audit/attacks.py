@@ -4,8 +4,8 @@ A reward reads an answer from some *form* of text: \boxed{42}, "#### 42", "<answ
 the forms that are read, with the reference answers; the attacks use only those, since a wrong answer in an unread form proves nothing.
 Everything here is a pure function of the rows, so the same audit always tries the same completions.
 
-Wrong answers are tried alone first, and then beside the reference answer, where only those that were refused alone are used: otherwise a
-reward with a tolerance would look like one that takes the first answer.
+Wrong answers are tried separately first, and then together with the reference answer. The second step uses only answers that the first
+one refused: otherwise a reward with a tolerance would look like one that takes the first answer.
 """
 
 from __future__ import annotations
@@ -217,7 +217,7 @@ WORDING = {
 
 
 def make_wording_cases(row: int, reference: str, forms: Sequence[AnswerForm]) -> list[AuditCase]:
-    """A wrong answer alone, and then after words, sentences and lines without content."""
+    """A wrong answer by itself, and then after words, sentences and lines without content."""
     far = choose_far_answers(reference)[:1]
     texts = {
         "alone": "",
@@ -384,7 +384,7 @@ def make_control_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], nu
 
 
 def make_alone_cases(rows: Sequence[AuditRow], forms: Sequence[AnswerForm], tolerance: float = 0.0) -> list[AuditCase]:
-    """Every wrong answer alone, in forms that the reward reads."""
+    """Every wrong answer by itself, in forms that the reward reads."""
     own_marker = "".join(form.write("") for form in forms if form.base == "template")
     return [
         rotate_forms(forms, number + place).make_case(attack, label, number, answer)
@@ -435,7 +435,7 @@ HEDGES = (
 def make_beside_cases(
     rows: Sequence[AuditRow], forms: Sequence[AnswerForm], accepted: Collection[tuple[int, str]]
 ) -> list[AuditCase]:
-    """The right answer beside wrong ones. `accepted`: (row, answer) of the wrong answers that passed alone, which are not used."""
+    """The right answer together with wrong ones. `accepted`: (row, answer) of the wrong answers that passed by themselves; not used."""
     cases: list[AuditCase] = []
     numbers = [str(number) for number in range(1001)]
     for number, row in enumerate(rows):

@@ -117,7 +117,7 @@ class Auditor:
         return read
 
     def run_beside_canary(self, cases: Sequence[AuditCase]) -> tuple[list[CaseResult], list[CaseResult]]:
-        """(results, those whose completion created the file `canary`). The cases run one by one, to tell which did."""
+        """(results, those whose completion created the file `canary`). The cases run one by one, to identify the cause."""
         results, touched = [], []
         for case in cases:
             results += self.run([case])

@@ -51,8 +51,14 @@ def run_audit(arguments: Sequence[str], *, json_file: Path | None = None, **give
                 given["rows"] = read_rows(given["rows"], given.get("prompt", "prompt"))
             given["columns"] = read_pairs(given.get("columns", ()))
             reports = [audit(target, args=read_arguments(settings), **given)]
+        clean = all(report.clean for report in reports)
         if json_file is not None:
-            write_json(reports, json_file)
+            data = {
+                "clean": clean,
+                "exit_code": CLEAN if clean else FLAWED,
+                "reports": [report.as_data() for report in reports],
+            }
+            json_file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     except CohortError as problem:
         print(f"error: {make_printable(str(problem))}", file=sys.stderr)
         return IMPOSSIBLE
@@ -60,7 +66,7 @@ def run_audit(arguments: Sequence[str], *, json_file: Path | None = None, **give
         print(f"error: {problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}", file=sys.stderr)
         return IMPOSSIBLE
     print_reports(reports, Console(highlight=False))
-    return CLEAN if all(report.clean for report in reports) else FLAWED
+    return CLEAN if clean else FLAWED
 
 
 def read_arguments(settings: Sequence[str]) -> dict[str, Any]:
@@ -157,14 +163,3 @@ def audit_recipe(path: Path, overrides: Sequence[str], **given: Any) -> list[Aud
             )
         )
     return reports
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Data
-# ---------------------------------------------------------------------------------------------------------------------
-
-
-def write_json(reports: Sequence[AuditReport], file: Path) -> None:
-    clean = all(report.clean for report in reports)
-    data = {"clean": clean, "exit_code": CLEAN if clean else FLAWED, "reports": [report.as_data() for report in reports]}
-    file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The audit of each kind of reward: of those that compare an answer, run programs, or score only the shape of a text."""
+"""The audit for each kind of reward: comparing an answer, running programs, or scoring only the shape of a text."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ class AnswerAuditor(Auditor):
         results += self.run(attacks.make_reference_cases(rest, self.forms, self.demonstrations_count, CALIBRATION_ROWS))
         judged = [result for result in results if result.case.form in read]
         self.add_finding("form", self.filter_refused(judged), len(judged))
-        if not self.profile:  # a marker that is read alone but not with text around it
+        if not self.profile:  # a marker that is read by itself but not with text around it
             bases = {form.name: form.base for form in every}
             missed = [result for result in results if result.case.form not in read and bases.get(result.case.form) in read]
             self.add_finding("surroundings", [result for result in missed if not result.fault], level="note")
@@ -311,7 +311,7 @@ def audit(
 def gather_rows(
     label: str, rows: Sequence[Mapping[str, Any]] | None, options: AuditOptions, profile: Profile | None
 ) -> Sequence[AuditRow]:
-    """Some of the given rows, or those that ship with the audit."""
+    """Some of the given rows, or the rows that ship with the audit."""
     if rows is not None:
         found = profiles.choose_rows(profiles.make_rows(rows, options), options.limit or profiles.DEFAULT_ROWS, options.seed)
     elif profile is None and options.kind != "shape":

@@ -145,7 +145,7 @@ class AuditOptions:
     template       a form of completion that the function reads, with {answer} in it, in addition to the built-in ones.
     threshold      lowest score of a success; with outcome=False the score of the reference answers is used instead.
     timeout_s      seconds per completion.
-    limit          number of rows, drawn by the seed; None: 8 of the given rows, or all of those that ship with the audit.
+    limit          number of rows, drawn by the seed; None: 8 of the given rows, or all rows that ship with the audit.
     name           name of the reward in the report.
     """
 

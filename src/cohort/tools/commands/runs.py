@@ -44,7 +44,8 @@ def report(
     cohort report runs/first runs/second    runs.html, with overlaid curves
     """
     from cohort.errors import RunError
-    from cohort.observe.report import write_overlay, write_report
+    from cohort.observe.report.overlay import write_overlay
+    from cohort.observe.report.page import write_report
     from cohort.observe.run_folder import RunFolder
 
     folders = [RunFolder.open(run).root for run in runs]

@@ -81,7 +81,7 @@ def credit_groups(choice: Choice, config: AlgorithmConfig, groups: Groups) -> li
     """The advantage of every completion, by group."""
     import torch
 
-    found = choice.call(config.tell(choice), **{name: groups.read(name) for name in choice.reads})
+    found = choice.call(config.read_parameters(choice), **{name: groups.read(name) for name in choice.reads})
     if choice.traits.per_token:
         found = torch.cat(list(getattr(found, "advantages_N", found))).view(len(groups.rewards_PG), -1)
     rows: list[list[float]] = found.double().tolist()

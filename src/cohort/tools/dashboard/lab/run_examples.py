@@ -224,7 +224,7 @@ def show_clip_example(run: ShownRun) -> Example:
         if region.traits.preference:
             table.append([name, "–", "compares two completions, not a token with its old probability"])
             continue
-        settings = configure_region(region, {}).tell(region)
+        settings = configure_region(region, {}).read_parameters(region)
         leaf_M = policy_M.clone().requires_grad_()
         tokens = Tokens(leaf_M, old_M, sampling_M, advantages_M, row_M, int(row_M.max()) + 1)
         slope_M = torch.autograd.grad(region.call(settings, tokens=tokens).loss_M.sum(), leaf_M)[0]

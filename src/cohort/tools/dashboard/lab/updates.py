@@ -42,13 +42,15 @@ def push_words(
         "scored_PG": torch.ones_like(rewards_PG, dtype=torch.bool),
         "success_PG": rewards_PG > 0,
     }
-    advantages_G = advantage.call(config.tell(advantage), **inputs)[0]
+    advantages_G = advantage.call(config.read_parameters(advantage), **inputs)[0]
     size = len(drawn_G)
-    weights_G = aggregation.call(config.tell(aggregation), lengths_N=[1] * size, groups_N=[0] * size, max_completion_tokens=1)
+    weights_G = aggregation.call(
+        config.read_parameters(aggregation), lengths_N=[1] * size, groups_N=[0] * size, max_completion_tokens=1
+    )
     logits_V = torch.tensor(probabilities_V, dtype=torch.float64).log().requires_grad_()
     logprobs_G = torch.log_softmax(logits_V, 0)[torch.tensor(list(drawn_G))]
     tokens = Tokens(logprobs_G, logprobs_G.detach(), logprobs_G.detach(), advantages_G, torch.arange(size), size)
-    surrogate = region.call(config.tell(region), tokens=tokens)
+    surrogate = region.call(config.read_parameters(region), tokens=tokens)
     loss = (surrogate.loss_M * torch.tensor(weights_G, dtype=torch.float64)).sum()
     loss.backward()
     assert logits_V.grad is not None
@@ -113,7 +115,7 @@ def trace_region(
     old_M = old_M.flatten()
     groups = torch.arange(count).repeat_interleave(2)
     tokens = Tokens(policy_M, old_M, old_M, advantages_M.flatten(), row_M, 2 * count, old_M, groups)
-    surrogate = region.call(configure_region(region, clip).tell(region), tokens=tokens)
+    surrogate = region.call(configure_region(region, clip).read_parameters(region), tokens=tokens)
     first = slice(None, None, 2 * length)
     slopes_K = -torch.autograd.grad(surrogate.loss_M.sum(), policy_M)[0][first]
     return {
@@ -140,7 +142,7 @@ def weigh_lengths(lengths_N: Sequence[int], groups_N: Sequence[int], longest: in
     config, rows = AlgorithmConfig(), []
     for name, choice in NAMED["aggregation"].items():
         weights_N = choice.call(
-            config.tell(choice), lengths_N=list(lengths_N), groups_N=list(groups_N), max_completion_tokens=longest
+            config.read_parameters(choice), lengths_N=list(lengths_N), groups_N=list(groups_N), max_completion_tokens=longest
         )
         whole_N = [weight * length for weight, length in zip(weights_N, lengths_N, strict=True)]
         mean = sum(whole_N) / sum(lengths_N)
