@@ -136,7 +136,7 @@ def test_a_model_without_a_cache_uses_hf_with_both_reasons():
     assert engine.name == "hf"
     assert "Not local: RwkvForCausalLM: its layers carry a recurrent state" in sentence
     assert "Not cached: RwkvForCausalLM: its cache cannot be separated into rows" in sentence
-    assert "1/100 of the speed of cached" in sentence
+    assert "a hundredth of cached's speed" in sentence
 
 
 def test_a_cache_that_does_not_give_the_plain_forward_is_refused(monkeypatch):
