@@ -465,14 +465,14 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
             RecipeError,
             "is not a file or folder here",
         ),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "cannot name a set"),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "no set in it"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "is not a valid name of a set"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "it is empty"),
         (
             {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"prompt": ["a"]}},
             RecipeError,
-            "not one mapping of columns",
+            "not a mapping of columns",
         ),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "held_out": 0.2}, RecipeError, "so does held_out"),
+        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "held_out": 0.2}, RecipeError, "held_out also chooses"),
         (
             {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "evaluation": {"samples": 0}},
             RecipeError,

@@ -410,7 +410,7 @@ def test_a_stop_that_the_tokenizer_does_not_know_is_named():
     assert find_single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
     for text, said in (
         ("#", "'#' is not in the tokenizer's vocabulary and would become '<unk>'"),
-        ("###", "the tokenizer does not know '###'"),
+        ("###", "'###' is not in the tokenizer's vocabulary"),
         ("=>", "'=>' is 2 tokens for this tokenizer"),
         ("=#", "'=#' is 2 tokens"),
         ("", "'' is 0 tokens"),
