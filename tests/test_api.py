@@ -437,8 +437,8 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
         torch.nn.Linear(2, 2): "got a Linear",
         Mine(net.config): "not as Mine",
         AutoModel.from_pretrained(model): "not as LlamaModel",
-        nameless: "give tokenizer= beside it",
-        adapted: "carries PEFT adapters",
+        nameless: "pass tokenizer= as well",
+        adapted: "has PEFT adapters",
     }.items():
         for call in (cohort.train, cohort.evaluate):
             with pytest.raises(ModelError, match=words):

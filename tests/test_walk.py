@@ -95,7 +95,7 @@ HANDED = [
     (["training/launch.py:claim_folder"], ["session.py:start"]),  # how to make the folder
     (
         ["rewards/retry_one_by_one.py:Progress._advance"],
-        ["observe/monitors/base.py:Monitors.on_scoring"],
+        ["observe/monitors/base.py:forward"],
     ),  # progress of slow scoring
     (["model/packing.py:pack"], ["training/objective.py:weigh_tokens"]),  # the aggregation's token weights
     (

@@ -118,6 +118,7 @@ class Session:
     def run(self) -> RunResult:
         """Do the missing phases in order. Whatever ends the run, its state is saved and summary.json records how it ended."""
         from cohort.ops import determinism, products
+        from cohort.training.preflight import run_cheap_checks
         from cohort.training.stages import save_last_state
 
         self._write_summary("running")
@@ -126,7 +127,11 @@ class Session:
         with determinism.deterministic(self.recipe.train.deterministic), products.restore_products(), self.monitors:
             try:
                 assembled = self.assemble()
-                self._preflight(*assembled)
+                for check in [] if self.found else run_cheap_checks(assembled[0], assembled[2]):
+                    if check.blocks:
+                        raise RunError(f"{check.name}: {check.text}")
+                    if check.level != "ok":
+                        self._notify(f"warning: {check.name}: {check.text}")
                 run, state, encoded = assembled  # only from here on is there a state to save
                 self._cold_start(run, state, encoded)
                 self._evaluate_if_missing("before", run, state)
@@ -243,16 +248,6 @@ class Session:
             self._notify(*(f"warning: {loss}" for loss in find_losses(self.folder, self.recipe, state.step)))
         resume_checks.record_inputs(state, encoded, self.recipe, files)
         return state
-
-    def _preflight(self, run: Run, state: TrainState, encoded: EncodedData) -> None:
-        """Run the cheap checks of the doctor in a new run: print warnings, and refuse what cannot work."""
-        from cohort.training.preflight import run_cheap_checks
-
-        for check in [] if self.found else run_cheap_checks(run, encoded):
-            if check.blocks:
-                raise RunError(f"{check.name}: {check.text}")
-            if check.level != "ok":
-                self._notify(f"warning: {check.name}: {check.text}")
 
     # -- phases --------------------------------------------------------------------------------------------------------
 

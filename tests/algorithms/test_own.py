@@ -422,18 +422,18 @@ def test_an_advantage_is_laid_on_the_tokens_of_its_completion():
 @pytest.mark.parametrize(
     ("function", "traits", "said"),
     [
-        (lambda rewards_PG: rewards_PG[:1], {}, r"'mine:f' gave \(1, 2\) where a finite number for each of \(2, 2\)"),
+        (lambda rewards_PG: rewards_PG[:1], {}, r"'mine:f' returned \(1, 2\); expected a finite number for each of \(2, 2\)"),
         (lambda rewards_PG: rewards_PG / 0, {}, "values that are not finite"),
-        (lambda rewards_PG: rewards_PG.tolist(), {}, "gave a list. One that credits"),
-        (lambda rewards_PG: None, {}, "gave a NoneType"),
-        (lambda rewards_PG: rewards_PG, {"per_token": True}, "gave a Tensor. One that credits"),
-        (lambda rewards_PG: 3, {"per_token": True}, "gave a int where a list"),
+        (lambda rewards_PG: rewards_PG.tolist(), {}, "returned a list. An advantage per token"),
+        (lambda rewards_PG: None, {}, "returned a NoneType"),
+        (lambda rewards_PG: rewards_PG, {"per_token": True}, "returned a Tensor. An advantage per token"),
+        (lambda rewards_PG: 3, {"per_token": True}, "returned a int; expected a list"),
         (
             lambda rewards_PG: [torch.zeros(3)],
             {"per_token": True},
-            "gave 1 where a list with a vector for each of 4 completions",
+            "returned 1; expected a list with one vector for each of 4 completions",
         ),
-        (lambda rewards_PG: [torch.zeros(2)] * 4, {"per_token": True}, r"gave \(2,\) for a completion of 3 tokens"),
+        (lambda rewards_PG: [torch.zeros(2)] * 4, {"per_token": True}, r"returned \(2,\) for a completion of 3 tokens"),
         (lambda rewards_PG: [torch.full((3,), torch.nan)] * 4, {"per_token": True}, "not finite"),
         (lambda rewards_PG: sys.exit(3), {}, r"mine:f failed \(SystemExit: 3, in .*test_own.py, line"),
         (lambda rewards_PG: rewards_PG + torch.zeros(7), {}, r"mine:f failed \(RuntimeError: .*, in .*test_own.py, line"),
@@ -447,9 +447,9 @@ def test_an_advantage_that_gives_something_else_is_refused_by_name(function, tra
 def test_an_advantage_that_reads_the_critic_says_what_the_critic_should_have_said():
     rows = make_examples([rollout(0, 0, 1.0, length=2)])
     choice = with_function("advantage", lambda values_N: [torch.zeros(2)], per_token=True).own["advantage"]
-    with pytest.raises(RecipeError, match=r"reads values_N, so a critic is trained: it gives .*TokenCredit"):
+    with pytest.raises(RecipeError, match=r"reads values_N, so a critic is trained and it must return .*TokenCredit"):
         check_rows([torch.zeros(2)], rows, choice)
-    with pytest.raises(RecipeError, match="gave 0 where a list"):
+    with pytest.raises(RecipeError, match="returned 0; expected a list"):
         check_rows(TokenCredit([torch.zeros(2)], []), rows, choice)
     check_rows(TokenCredit([torch.zeros(2)], [torch.ones(2)]), rows, choice)
 
@@ -490,21 +490,24 @@ def test_a_bare_loss_is_measured_with_the_ratio_it_was_given():
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda tokens: tokens.policy_logprobs_M.mean(), r"gave loss_M of shape \(\) for 31 tokens"),
-        (lambda tokens: tokens.policy_logprobs_M[1:], r"gave loss_M of shape \(30,\)"),
-        (lambda tokens: tokens.policy_logprobs_M * torch.inf, "gave a loss that is not finite"),
-        (lambda tokens: tokens.policy_logprobs_M.detach(), "gave a loss without a gradient"),
-        (lambda tokens: tokens.policy_logprobs_M.tolist(), "gave list; a region gives a tensor"),
-        (lambda tokens: replace(unbounded(tokens.policy_logprobs_M), ratio_M=torch.ones(2)), r"gave ratio_M of shape \(2,\)"),
+        (lambda tokens: tokens.policy_logprobs_M.mean(), r"returned loss_M of shape \(\) for 31 tokens"),
+        (lambda tokens: tokens.policy_logprobs_M[1:], r"returned loss_M of shape \(30,\)"),
+        (lambda tokens: tokens.policy_logprobs_M * torch.inf, "returned a loss that is not finite"),
+        (lambda tokens: tokens.policy_logprobs_M.detach(), "returned a loss without a gradient"),
+        (lambda tokens: tokens.policy_logprobs_M.tolist(), "returned list; a region returns a tensor"),
+        (
+            lambda tokens: replace(unbounded(tokens.policy_logprobs_M), ratio_M=torch.ones(2)),
+            r"returned ratio_M of shape \(2,\)",
+        ),
         (
             lambda tokens: replace(unbounded(tokens.policy_logprobs_M), ratio_M=None),
-            "gave ratio_M as NoneType; it is a tensor on cpu",
+            "returned ratio_M as NoneType; it has to be a tensor on cpu",
         ),
-        (lambda tokens: replace(unbounded(tokens.policy_logprobs_M), below_M=[False]), "gave below_M as list"),
-        (lambda tokens: tokens.policy_logprobs_M.to("meta"), "gave loss_M on meta; it is a tensor on cpu"),
+        (lambda tokens: replace(unbounded(tokens.policy_logprobs_M), below_M=[False]), "returned below_M as list"),
+        (lambda tokens: tokens.policy_logprobs_M.to("meta"), "returned loss_M on meta; it has to be a tensor on cpu"),
         (
             lambda tokens: unbounded(tokens.policy_logprobs_M, tokens.advantages_M),
-            "gave margin_M, which a preference has alone",
+            "returned margin_M, which only a preference has",
         ),
     ],
 )
@@ -520,14 +523,17 @@ def test_an_aggregation_weighs_completions_and_what_is_no_weight_is_refused_by_n
     assert weigh(lambda lengths_N, max_completion_tokens: [n / max_completion_tokens for n in lengths_N]) == [0.25, 0.5]
     assert weigh(lambda lengths_N: torch.tensor(lengths_N) / 8) == [0.25, 0.5]
     for function, said in (
-        (lambda lengths_N: [1.0], "gave 1 weights for 2 completions"),
+        (lambda lengths_N: [1.0], "returned 1 weights for 2 completions"),
         (lambda lengths_N: [1.0, -1.0], "negative or not finite"),
         (lambda lengths_N: [1.0, float("nan")], "negative or not finite"),
-        (lambda lengths_N: 1.0, "gave float"),
-        (lambda lengths_N: ["a", "b"], "gave list"),
-        (lambda lengths_N: (1 / 0 for _ in lengths_N), r"gave generator; .* \(ZeroDivisionError: .*, in .*test_own.py, line"),
+        (lambda lengths_N: 1.0, "returned float"),
+        (lambda lengths_N: ["a", "b"], "returned list"),
+        (
+            lambda lengths_N: (1 / 0 for _ in lengths_N),
+            r"returned generator; .* \(ZeroDivisionError: .*, in .*test_own.py, line",
+        ),
     ):
-        with pytest.raises(RecipeError, match=f"algorithm.aggregation: mine:f gave? .*{said.removeprefix('gave ')}"):
+        with pytest.raises(RecipeError, match=f"algorithm.aggregation: mine:f .*{said}"):
             weigh(function)
 
 

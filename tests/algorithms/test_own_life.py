@@ -210,7 +210,7 @@ def test_the_doctor_calls_the_functions_before_a_night_is_spent(world):
     assert child.wait() == 1
     line = next(line for line in child.output.splitlines() if " algorithm " in line)
     assert line.startswith("FAILURE")
-    assert "'mine:too_short' gave (8, 3) where a finite number for each of (8, 4)" in line
+    assert "'mine:too_short' returned (8, 3); expected a finite number for each of (8, 4)" in line
     child = server.run("doctor", recipe, "algorithm.args.flor=1")
     assert child.wait() == 1
     assert "algorithm.args.flor: no function in this recipe has this parameter; did you mean 'floor'?" in child.output

@@ -1,4 +1,4 @@
-"""Several ranks of one run as real processes, quickly: forks of a process that has torch imported, told what torchrun tells its own.
+"""Several ranks of one run as real processes, quickly: forks of a process with torch imported, with the environment of torchrun.
 
     with fork_server(folder) as server:
         launch = start_ranks(server, 3, "train", recipe, traps={1: [Trap(...)]})
@@ -92,7 +92,7 @@ def start_ranks(
 
 
 def run_ranks(server: ForkServer, size: int, *arguments: object, notes: Path | None = None) -> Launch:
-    """The same to its end, which must be a good one. size 0: one process that nobody has launched. notes: a file for what the first saw."""
+    """Run the ranks to their successful end. size 0: one process without a launcher. notes: a file for observations of rank 0."""
     env = {"NOTES": str(notes)} if notes else {}
     launch = start_ranks(server, size, *arguments, env={0: env}) if size else Launch([server.run(*arguments, env=env)])
     codes = launch.wait()

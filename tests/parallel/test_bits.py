@@ -102,7 +102,7 @@ class Plain:
         return ["train", str(self.folder / f"{name}.toml"), f"name={run}", f"runs_folder={self.folder}"]
 
     def find(self, name: str, **overrides: object) -> Path:
-        """The run of one process, made once; the recipe lies beside it."""
+        """The run of one process, made once, next to its recipe."""
         run = self.folder / f"{name} plain"
         if name not in self.notes:
             write_recipe(self.folder / f"{name}.toml", **{**SHORT, "model.source": self.start, **overrides})
@@ -111,7 +111,7 @@ class Plain:
         return run
 
     def compare(self, name: str, size: int) -> str:
-        """Train on so many ranks, hold the run against the plain one, and give what the main rank said."""
+        """Train on this many ranks, compare the run with the plain one, and return the output of the main rank."""
         run = self.folder / f"{name} {size}"
         launch = run_ranks(self.server, size, *self.words(name, run.name))
         assert differences(run, self.folder / f"{name} plain") == []
@@ -173,7 +173,7 @@ def test_three_ranks_with_two_prompts_and_one_micro_batch_say_so_and_have_the_sa
     plain.find("few", **few, **{"monitors.console": True})
     assert set(plain.notes["few"]["micro_batches"]["update_policy"]) == {1}
     said = plain.compare("few", 3)
-    assert said.count("3 ranks share the 1 micro-batch of an update, so 2 of them have nothing to train on") == 1
+    assert said.count("an update has 1 micro-batch for 3 ranks, so 2 ranks will be idle") == 1
     assert "train.micro_batch_tokens (now 4096)" in said
 
 

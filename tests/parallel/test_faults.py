@@ -83,7 +83,7 @@ def train(server: ForkServer, recipe: Path, run: Path, *words: str, **more: Any)
 
 
 def check_resumed(server: ForkServer, run: Path, expected: str, size: int = 2) -> None:
-    """The run goes on, on any number of ranks, and ends as if nothing had happened; nothing is left behind."""
+    """The run resumes on any number of ranks and ends as if nothing had happened; no process is left."""
     child = start_torchrun(server, size, "resume", run)
     assert child.wait() == 0, child.output
     check_ended(run, expected)
@@ -347,7 +347,7 @@ def forks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
 
 @pytest.mark.prove
 def test_ranks_that_are_not_alike_are_refused(server: ForkServer, recipe: Path, tmp_path: Path) -> None:
-    """Each by what differs: starting weights, data, code, versions, threads."""
+    """One case per difference: starting weights, data, code, versions, threads."""
     run = tmp_path / "run"
     differing = {
         "the starting weights is": "cohort.model.frozen:sample_weights",

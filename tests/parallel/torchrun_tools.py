@@ -24,7 +24,7 @@ sys.path.insert(0, str(TESTS))
 from session_tools import Child, ForkServer, Trap, run_command, serve, stand_alone  # noqa: E402
 
 STANDALONE = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0", "--rdzv-id", "tests", "--local-addr", "localhost")
-"""What torchrun makes of --standalone."""
+"""The arguments that torchrun derives from --standalone."""
 
 
 @dataclass(frozen=True)

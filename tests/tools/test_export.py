@@ -100,7 +100,7 @@ def test_a_stopped_run_gives_its_newest_checkpoint(world, tmp_path):
     out, line = exported(folder / "stopped", tmp_path / "out")
     newest = line.partition("checkpoint ")[2].partition(",")[0]
     assert newest.startswith("step-2.")  # inside the third step
-    assert "its newest, as it has no model/ yet" in line
+    assert "its newest, since it has no model/ yet" in line
     saved = load_file(folder / "stopped/checkpoints" / newest / "weights.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in load_file(out / "model.safetensors").items())
     assert "These weights were not evaluated" in (out / "README.md").read_text()  # step 2 was, and they are not its
@@ -120,9 +120,9 @@ def test_a_damaged_newest_checkpoint_is_skipped_and_reported(world, tmp_path):
 def test_a_run_can_be_given_as_a_model(world):
     """The start of `second` is what the newest checkpoint of `stopped` holds, and its teacher the final model of `first`."""
     folder, heard = world
-    assert f"teacher: {folder / 'first'} is a run; taking its final model" in heard
+    assert f"teacher: {folder / 'first'} is a run; using its final model" in heard
     (said,) = [line for line in heard if line.startswith("model: ")]
-    assert said.startswith(f"model: {folder / 'stopped'} is a run; taking checkpoint step-2.")
+    assert said.startswith(f"model: {folder / 'stopped'} is a run; using checkpoint step-2.")
     recipe = RunFolder.open(folder / "second").recipe()
     assert (recipe.model.source, recipe.teacher.source) == (str(folder / "second/base"), str(folder / "first/model"))
     newest = said.partition("checkpoint ")[2].partition(",")[0]
@@ -146,7 +146,7 @@ def test_a_lora_run_is_exported_merged_or_as_an_adapter(world, tmp_path):
     shutil.copytree(folder / "second", unfinished)
     shutil.rmtree(unfinished / "model")
     merged, line = exported(unfinished, tmp_path / "merged")
-    assert "checkpoint step-1, its newest, as it has no model/ yet" in line
+    assert "checkpoint step-1, its newest, since it has no model/ yet" in line
     assert bits(merged / "model.safetensors") == bits(folder / "second/model/model.safetensors")
     adapter, line = exported(folder / "second", tmp_path / "adapter", adapter=True)
     assert line.endswith(f"only the adapter, written to {adapter}")

@@ -1,4 +1,4 @@
-"""What is sampled ahead: which policy sampled it, that training goes on meanwhile, and that nothing of it is lost."""
+"""Sampling ahead: which policy samples a batch, that training continues meanwhile, and that no batch is lost."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_two_runs_are_equal_and_another_lag_is_another_run(tmp_path):
 
 
 def test_the_lag_is_that_of_sampling_with_older_weights(tmp_path, monkeypatch):
-    """What an engine that shares weights would sample with the weights of a step ago is what the copy samples."""
+    """The copy samples what an engine with shared weights would sample with the weights of the step before."""
     seen: dict[int, list[Any]] = {}
     take = Ahead._take
 
@@ -87,7 +87,7 @@ def test_the_lag_is_that_of_sampling_with_older_weights(tmp_path, monkeypatch):
 
 
 def test_training_goes_on_while_later_batches_are_scored(tmp_path, monkeypatch):
-    """The scores of step 3 come only when step 2 has had its update: without overlap nobody would ever come."""
+    """The scores of step 3 wait for the update of step 2, so without overlap the run would hang."""
     updated, score = threading.Event(), RewardScorer.score
     update = TrainState.update
 

@@ -126,7 +126,7 @@ def test_a_step_in_which_every_group_is_dropped_is_an_empty_plan_not_an_error():
 
 @pytest.mark.parametrize("algorithm", ["dapo", "maxrl", "reinforce++", "grpo"])
 def test_where_dynamic_sampling_found_nothing_no_group_is_useful(algorithm):
-    """All wrong, but a shaped reward differs in every group: nothing is trained, and the row once said that all groups teach."""
+    """All wrong, but a shaped reward differs in every group: nothing is trained, so no group counts as useful."""
     rollouts = [rollout(0, 0, 0.1), rollout(0, 1, 0.3), rollout(1, 0, 0.0), rollout(1, 1, 0.2)]
     metrics = batch_of(rollouts, "group_size=2", f"algorithm.name={algorithm}", useful=False).metrics
     assert (metrics["advantage/useful_groups"], metrics["advantage/dropped_groups"], metrics["advantage/std"]) == (0.0, 2, 0.0)
@@ -233,7 +233,7 @@ def test_binary_reads_success_and_not_the_reward():
 
 
 def test_maxrl_reads_success_and_not_the_reward():
-    """One right answer of four, with the lowest reward: +3, and -1 for the rest; what nobody judged is in no mean."""
+    """One right answer of four, with the lowest reward: +3, and -1 for the others; completions without a verdict are in no mean."""
     rollouts = [rollout(0, sample, 0.9 - sample / 10, success=sample == 3) for sample in range(4)]
     rollouts += [rollout(1, sample, reward, success=True) for sample, reward in enumerate((0.1, 0.9, 0.3, 0.4))]
     rollouts += [rollout(2, 0, 1.0), rollout(2, 1, 0.0), rollout(2, 2, 0.7), rollout(2, 3, None)]
@@ -262,7 +262,7 @@ def parts_recipe(*overrides: str) -> list[str]:
 
 
 def test_gdpo_credits_parts_by_the_weights_of_the_recipe():
-    """Groups: the parts against each other; the overlong penalty alone, which weighs 1; one part abstained; one score.
+    """Groups: opposite parts; only the overlong penalty, with weight 1; one part abstained; one score.
 
     Sums: 1 - 0.5 and 0.5 - 1; 1 and -1; 0.5 (the format alone), -0.5, with the first part spoken once and so silent.
     """
@@ -595,7 +595,7 @@ def test_the_share_of_credit_from_nearly_decided_groups_by_hand():
 
 
 def test_groups_without_a_verdict_are_not_counted_as_wrong():
-    """Scored by a shaping part alone: neither all right nor all wrong, and no part of the credit of lopsided groups."""
+    """Groups scored only by a shaping part are neither all right nor all wrong, and do not count as lopsided."""
     rollouts = grid([[0.5, 0.5], [0.0, 0.0], [1.0, 1.0], [1.0, 0.0]])
     for place in (0, 1, 5, 6, 7):
         rollouts[place] = replace(rollouts[place], outcome=replace(rollouts[place].outcome, success=None))

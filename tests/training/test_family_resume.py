@@ -40,7 +40,7 @@ NEEDS = {
     "gdpo": {"rewards": [ANSWER, DIGITS]},
     "opd": {"teacher.source": TEACHER},
 }
-"""What a preset wants beside its name."""
+"""Further settings of a preset."""
 
 
 def preset(name: str) -> dict[str, object]:
@@ -124,7 +124,7 @@ def test_a_stopped_run_ends_with_the_same_bits(world, name):
 
 
 def test_a_fit_is_saved_at_once_and_not_made_again(world):
-    """Killed right after the first fit, the run goes on from it: the step number is the same, the checkpoint is another."""
+    """Killed right after the first fit, the run resumes from it: same step number, another checkpoint."""
     import tomli_w
 
     server, folder, start = world

@@ -1,4 +1,4 @@
-"""Weights swapped under completions on their way: how old a token may be, what is dropped, how many groups are begun, and resuming."""
+"""Swapping weights during generation: age of tokens, dropped groups, number of groups in flight, and resuming."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Swapping:
 
 @pytest.fixture
 def swapping(monkeypatch) -> Callable[[Callable[[int, int], None]], None]:
-    """Runs are sampled by such an engine; what is handed over is called before every token of a group, by its place."""
+    """Let runs sample with such an engine; the function is called before every token of a group, with its place."""
     hooks: list[Callable[[int, int], None]] = []
 
     def build_swapping(name: str, setup: EngineSetup) -> tuple[Any, str]:
@@ -305,7 +305,7 @@ def test_an_engine_that_cannot_swap_is_refused_by_name(tmp_path):
 
 
 def test_a_run_that_is_killed_between_steps_trains_on_no_group_twice(tmp_path, monkeypatch, swapping, batches):
-    """The checkpoint after step 2 is resumed from: what step 2 was trained on is not part of what is still to be trained on."""
+    """Resume from the checkpoint after step 2: the groups of step 2 are not trained on again."""
     finish = TrainState.finish_step
 
     def end(self: TrainState) -> None:

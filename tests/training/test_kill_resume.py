@@ -34,7 +34,7 @@ def world(tmp_path_factory):
 
 
 def finish(server, run: Path, limit: int = 3) -> str:
-    """Resume until the run is finished; gives what the last process printed."""
+    """Resume until the run is finished; returns the output of the last process."""
     for _ in range(limit):
         child = server.run("resume", run, traps=())
         if child.wait() == 0:
@@ -192,7 +192,7 @@ def test_twenty_kills(world, capsys):
     "number", [signal.SIGHUP, *(pytest.param(one, marks=pytest.mark.prove) for one in (signal.SIGTERM, signal.SIGINT))]
 )
 def test_a_signal_inside_a_batch_saves_the_unfinished_batch_and_resume_uses_it(world, number):
-    """The signal comes two updates into the third step; the resumed process goes on with that batch, not with a new one."""
+    """The signal comes two updates into the third step; the resumed process continues with the same batch."""
     server, recipe, folder, whole = world
     run = folder / f"asked-{int(number)}"
     update = 24 + 2 * 6 + 2
@@ -229,7 +229,7 @@ def test_two_signals_at_once_are_one(world):
 
 @pytest.mark.parametrize("where", ["in the save", "in an update"])
 def test_a_second_signal_does_not_wait_and_the_run_says_what_it_cost(world, where):
-    """A second after the first: nothing is saved, least of all weights that are half updated, and the run goes on from before."""
+    """A second signal: nothing is saved, in particular no half-updated weights, and the run resumes from the checkpoint before."""
     server, recipe, folder, whole = world
     run = folder / f"impatient-{where[-4:]}"
     update = Trap("cohort.model.optim:Adam32.step", 24 + 2 * 6 + 2, signal=signal.SIGTERM)
@@ -313,7 +313,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(world, how):
 
 
 def test_damage_never_costs_the_checkpoint_that_is_still_whole(world):
-    """With keep = 1, saving an older step beside a damaged newer one must not delete the only one that can be read."""
+    """With keep = 1, saving an older step next to a damaged newer one must not delete the only readable checkpoint."""
     server, recipe, folder, whole = world
     run = folder / "damaged-keep"
     child = server.run(

@@ -1,4 +1,4 @@
-"""Memory by formula: against real models, against numbers worked out by hand, and the advice where it does not fit."""
+"""The memory estimate: compared with real models and with numbers worked out by hand, and the suggestions if a run does not fit."""
 
 from __future__ import annotations
 
@@ -268,7 +268,7 @@ def tabulate_memory(models: Mapping[str, ModelNumbers]) -> list[str]:
 
 
 def test_the_table_of_the_documentation():
-    """Every figure of docs/memory.md is what the function gives."""
+    """Every figure in docs/memory.md comes from the function."""
     text = (Path(__file__).parents[2] / "docs" / "memory.md").read_text(encoding="utf-8")
     for line in tabulate_memory({"0.5B": QWEN_05B, "1.5B": QWEN_15B, "7B": QWEN_7B}):
         assert line in text, line
@@ -349,7 +349,7 @@ def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monke
 
 
 def test_slots_that_the_engine_chooses_are_no_reason_to_warn(tmp_path, monkeypatch):
-    """With sampling.slots = 0 it takes what is free; a number in the recipe may be too large."""
+    """With sampling.slots = 0 the engine uses free memory; a number in the recipe may be too large."""
     said = []
     original = preflight.check_memory
     monkeypatch.setattr(preflight, "check_memory", lambda *args: said.append(original(*args)) or said[-1])

@@ -57,7 +57,7 @@ def run(tmp_path_factory):
 
 
 def score_plainly(model: Any, prompt_ids: list[int], ids: list[int]) -> Any:
-    """(log-probs, entropies) of a completion by transformers' own forward over that completion alone."""
+    """(log-probs, entropies) of a single completion from transformers' own forward pass."""
     with torch.no_grad():
         logits_TV = model(torch.tensor([prompt_ids + ids])).logits[0, len(prompt_ids) - 1 : -1].double()
     logprobs_TV = logits_TV.log_softmax(-1)

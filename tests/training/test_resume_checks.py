@@ -1,4 +1,4 @@
-"""What a resume reads beside its checkpoint: a change that would make a mixture is refused, and any other is mentioned."""
+"""Files that a resume reads besides its checkpoint: changes that would mix two models or datasets are refused, others are reported."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SMALL: dict[str, Any] = {
 
 
 class Heard:
-    """A monitor that keeps what a person would read."""
+    """A monitor that keeps console messages."""
 
     def __init__(self) -> None:
         self.said: list[str] = []

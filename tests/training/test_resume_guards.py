@@ -1,4 +1,4 @@
-"""What a resume refuses, and what it needs nothing but the folder for."""
+"""Changes that a resume refuses, and resumes that need only the run folder."""
 
 from __future__ import annotations
 

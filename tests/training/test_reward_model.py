@@ -553,7 +553,7 @@ def test_a_score_that_is_not_finite_is_a_fault(monkeypatch):
 
 
 def test_a_pointwise_score_is_paid_as_the_probability_of_being_right():
-    """Being ever more sure pays nothing more; what is not finite stays a fault. Pairwise scores are taken as they are."""
+    """Pointwise rewards are bounded; scores that are not finite stay faults. Pairwise scores are the rewards."""
     pointwise, pairwise = make(loss="pointwise"), make(loss="pairwise")
     assert pointwise.rewards([0.0, math.log(3.0), -math.log(3.0)]) == pytest.approx([0.5, 0.75, 0.25], abs=1e-15)
     assert pointwise.rewards([40.0])[0] - pointwise.rewards([30.0])[0] < 1e-12

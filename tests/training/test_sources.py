@@ -104,7 +104,7 @@ def test_the_cap_is_kept_and_the_message_says_too_hard_or_too_easy():
 
 @pytest.mark.parametrize(("useful", "rounds", "trains"), [(0, 1, False), (1, 1, True), (2, 1, True), (0, 0, True)])
 def test_one_useful_group_is_enough_for_a_step(useful, rounds, trains):
-    """Without dynamic sampling nobody asks."""
+    """Without dynamic sampling every batch is trained on."""
     verdicts = ["11", "00"] + ["10"] * useful + ["00"] * 40
     found, _, _ = collect(verdicts, wanted=3, rounds=rounds)
     assert found.useful is trains

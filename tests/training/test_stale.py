@@ -1,4 +1,4 @@
-"""Rollouts older than the policy: what `old` is, which tokens are compared, and that batches nobody can collect again survive."""
+"""Rollouts older than the policy: `old` log-probs, which tokens are compared, and saving batches that cannot be collected again."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ POLICY = tiny_policy(spread=1.0)  # its log-probs stay within what a ratio is li
 
 
 def rollouts(*versions: tuple[tuple[int, int], ...]) -> list[Rollout]:
-    """Two groups of two completions of 4 tokens, with log-probs that are nobody's; spans of versions by completion."""
+    """Two groups of two completions of 4 tokens, with arbitrary log-probs; spans of versions by completion."""
     made = []
     for number, spans in enumerate(versions):
         one = rollout(number // 2, number % 2, float(number % 2), token_ids=(3 + number, 4, 5, 6))

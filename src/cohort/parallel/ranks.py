@@ -81,7 +81,7 @@ class Heartbeats:
                     pass_on(self.store.get("signal").decode())
 
     def find_silent(self, ranks: Sequence[int], limit_s: float) -> list[int]:
-        """The ranks without a new heartbeat for `limit_s`, as far as this process has seen."""
+        """The ranks whose last new heartbeat is older than `limit_s`."""
         with contextlib.suppress(RuntimeError):
             return self._pick_silent(ranks, limit_s)
         return []
@@ -205,24 +205,22 @@ class Ranks(World):
             self.lost = describe_problem(problem) if isinstance(problem, Exception) else repr(problem)
             self._write_failure(self.meeting + 1, problem)
             if isinstance(problem, CohortError) and not self.is_main:
-                problem.reported = self._is_reported()
+                with contextlib.suppress(RuntimeError):  # whether the main rank reports this error, or its own
+                    self.store.wait([REPORTED], timedelta(seconds=REPORT_S))
+                    problem.reported = True
 
     def close(self) -> None:
         if not self.lost:
             with contextlib.suppress(RankError):  # everything is done, so a rank lost now does not matter
                 self._exchange("close", None)  # no rank leaves while another still reads
-        self._leave_store()
+        with contextlib.suppress(RuntimeError):
+            self.store.set(f"left/{self.rank}", "")
+            if self.hosts:  # the store must exist until the other ranks have left
+                patience = timedelta(seconds=PATIENCE_AFTER_FAILURE_S if self.lost else self.limit_s)
+                self.store.wait([f"left/{rank}" for rank in range(self.size)], patience)
         self.heartbeats.ended.set()
         if not self.lost and dist.is_initialized():
             dist.destroy_process_group()
-
-    def _leave_store(self) -> None:
-        """Leave; a rank that hosts the store waits until the others have left."""
-        with contextlib.suppress(RuntimeError):
-            self.store.set(f"left/{self.rank}", "")
-            if self.hosts:
-                patience = timedelta(seconds=PATIENCE_AFTER_FAILURE_S if self.lost else self.limit_s)
-                self.store.wait([f"left/{rank}" for rank in range(self.size)], patience)
 
     # -- meetings --------------------------------------------------------------------------------------------------------
 
@@ -267,7 +265,10 @@ class Ranks(World):
             waited = time.monotonic() - began
             if not late:
                 self.waited += waited
-                self._refuse_other_kinds(about, notes)
+                if others := {rank: one[1] for rank, one in enumerate(notes) if one[1] != about}:
+                    rank, kind = next(iter(others.items()))
+                    what = f"rank {self.rank} came to exchange {self.meeting} to {about}, and rank {rank} to {kind}"
+                    self._lose(f"{what}: the ranks have diverged", [])
                 return [one[1:] for one in notes]
             # A launcher that has lost a rank signals the others: then waiting longer is pointless.
             limit_s = min(self.limit_s, PATIENCE_AFTER_FAILURE_S) if was_signalled() else self.limit_s
@@ -277,13 +278,6 @@ class Ranks(World):
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_S)
-
-    def _refuse_other_kinds(self, about: str, notes: Sequence[tuple[Any, ...]]) -> None:
-        others = {rank: one[1] for rank, one in enumerate(notes) if one[1] != about}
-        if others:
-            rank, kind = next(iter(others.items()))
-            what = f"rank {self.rank} came to exchange {self.meeting} to {about}, and rank {rank} to {kind}"
-            self._lose(f"{what}: the ranks have diverged", [])
 
     def _gather_bytes(self, payload: bytes, lengths: Sequence[int]) -> list[bytes]:
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
@@ -325,13 +319,6 @@ class Ranks(World):
             if self.is_main:
                 self.store.set(REPORTED, "")
 
-    def _is_reported(self) -> bool:
-        """Whether the main rank reports an error, too: this one, or its own."""
-        with contextlib.suppress(RuntimeError):
-            self.store.wait([REPORTED], timedelta(seconds=REPORT_S))
-            return True
-        return False
-
     def _leave_to_main(self, problem: Exception) -> Exception:
         """Let only the main rank print an error that all ranks have; unexpected errors keep their traceback where they arose."""
         if isinstance(problem, CohortError):
@@ -362,7 +349,7 @@ def fill_buckets(tensors: Sequence[Tensor]) -> list[list[Tensor]]:
 
 
 def join_ranks(limit_s: float) -> Ranks:
-    """Meet the other ranks of this launch; once more for each training in this process."""
+    """Meet the other ranks of this launch, once for each training in this process."""
     rank, size = read_rank()
     room = find_room(rank, size, limit_s)
     try:

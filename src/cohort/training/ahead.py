@@ -243,7 +243,11 @@ class Ahead:
     def state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """All batches without an update, once they are sampled (after a failure: the groups that were sampled). Unscored completions are scored
         again after a resume: a reward may take minutes, and a signal leaves little time."""
-        self._wait_quietly()
+        # Errors of sampling are not raised here but by `take`: a save must not fail because of them.
+        deadline = time.monotonic() + (0.0 if self.timed_out else self.limit_s)
+        for batch in self.batches.values():
+            if batch.sampling is not None:
+                wait([batch.sampling], max(0.0, deadline - time.monotonic()))
         first = self.train_state.step + (2 if self.train_state.update_metrics else 1)
         tensors: dict[str, Tensor] = {}
         documents = []
@@ -269,13 +273,6 @@ class Ahead:
             if batch.is_complete:
                 batch.sampling = Future()
                 batch.sampling.set_result(None)
-
-    def _wait_quietly(self) -> None:
-        """Wait for sampling without raising its errors, which `take` raises: a save must not fail because of them."""
-        deadline = time.monotonic() + (0.0 if self.timed_out else self.limit_s)
-        for batch in self.batches.values():
-            if batch.sampling is not None:
-                wait([batch.sampling], max(0.0, deadline - time.monotonic()))
 
 
 def measure_staleness(rollouts: Sequence[Rollout], policy_version: int) -> dict[str, float]:

@@ -43,6 +43,8 @@ from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
 
 HELD_OUT = "held_out"
+Report = Callable[[str], None]
+"""Prints a message."""
 
 
 @dataclass(frozen=True)
@@ -87,9 +89,8 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
 
 def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
     """All texts that a character tokenizer must be able to write: prompts, answers and demonstrations, evaluation included."""
-    answers = {
-        choose_answer_column(recipe, config) for config in (recipe.prompts, *(config for config, _ in data.sets.values()))
-    }
+    configs = (recipe.prompts, *(config for config, _ in data.sets.values()))
+    answers = {choose_answer_column(recipe, config) for config in configs}
     columns = {*answers, recipe.prompts.prompt_column, recipe.cold_start.completion_column, CHOSEN, REJECTED}
     groups = [data.train, *(rows for _, rows in data.sets.values()), data.demonstrations[1] if data.demonstrations else []]
     return [str(row[column]) for rows in groups for row in rows for column in columns if column in row]
@@ -351,34 +352,23 @@ def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolde
 
 
 def make_engine(
-    recipe: Recipe,
-    policy: Policy,
-    folder: Path | None = None,
-    report: Callable[[str], None] = lambda message: None,
-    concurrent: bool = False,
+    recipe: Recipe, policy: Policy, folder: Path | None = None, report: Report = lambda message: None, concurrent: bool = False
 ) -> tuple[Engine, str]:
     """The engine of the recipe, and a console message about it. folder: of the run; report: prints later messages.
 
     concurrent: whether another thread uses the device while the engine samples.
     """
     policy.gather_weights()
-    sampling, codec, remote = recipe.sampling, policy.codec, None
+    sampling, codec, kernels, remote = recipe.sampling, policy.codec, recipe.model.kernels, None
     if sampling.servers:
         shared = Path(recipe.vllm.folder) if recipe.vllm.folder else folder and folder / "weights"
         keep = recipe.ahead.lag > 0 or recipe.ahead.in_flight
         remote = RemoteSetup(policy, sampling.servers, recipe.vllm, shared, report, keep, count_longest_rollout(recipe))
     setup = EngineSetup(
-        policy.model,
-        codec.decode,
-        sampling.slots,
-        recipe.model.kernels,
-        sampling.cuda_graphs,
-        codec.decode_all,
-        remote,
-        concurrent,
+        policy.model, codec.decode, sampling.slots, kernels, sampling.cuda_graphs, codec.decode_all, remote, concurrent
     )
     engine, description = build_engine(sampling.chosen_engine, setup)
-    if recipe.model.kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:
+    if kernels == "fused" and policy.device.type == "cpu" and not engine.capabilities.own_kernels:
         raise ModelError(
             f'model.kernels = "fused" is not possible: on a CPU fused kernels only sample, and this run uses {description.rstrip(".")}. '
             'Use kernels = "auto" or "modules".'

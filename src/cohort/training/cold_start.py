@@ -48,8 +48,17 @@ def cold_start(run: Run, state: TrainState, demonstrations: Sequence[WrittenRow]
 
 
 def supervised_update(run: Run, state: TrainState, demonstrations: Sequence[WrittenRow]) -> float:
+    examples = []
+    for demonstration in demonstrations:
+        [ids] = demonstration.completions
+        vectors: dict[str, Any] = {
+            "loss_mask_T": torch.ones(len(ids), dtype=torch.bool),
+            "advantages_T": torch.ones(len(ids)),
+            "sampling_logprobs_T": torch.zeros(len(ids)),
+        }
+        examples.append(Example(0, 0, demonstration.prompt.token_ids, ids, **vectors))
     minibatch = pack(
-        [make_supervised_example(demonstration) for demonstration in demonstrations],
+        examples,
         aggregation="token_mean",
         max_completion_tokens=run.sampling.max_completion_tokens,
         micro_batch_tokens=run.recipe.train.micro_batch_tokens,
@@ -70,17 +79,6 @@ def supervised_update(run: Run, state: TrainState, demonstrations: Sequence[Writ
         run.monitors.on_message(f"cold start {state.cold_steps}: non-finite gradient, update skipped")
     state.optimizer.check_finite()
     return sum(loss for _, loss in sorted(run.world.gather(losses)))
-
-
-def make_supervised_example(demonstration: WrittenRow) -> Example:
-    [completion_ids] = demonstration.completions
-    length = len(completion_ids)
-    vectors: dict[str, Any] = {
-        "loss_mask_T": torch.ones(length, dtype=torch.bool),
-        "advantages_T": torch.ones(length),
-        "sampling_logprobs_T": torch.zeros(length),
-    }
-    return Example(0, 0, demonstration.prompt.token_ids, completion_ids, **vectors)
 
 
 def measure_success(run: Run, state: TrainState, prompts: Sequence[Prompt], step: int) -> float:

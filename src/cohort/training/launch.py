@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 LAUNCHED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 """The environment variables that torchrun sets for each process."""
 LIBRARIES = ("torch", "transformers", "peft")
-SOURCE = Path(__file__).parent.parent
+PACKAGES = (Path(__file__).parents[1], Path(__file__).parents[2] / "cohort_verify")
 MOST_SHOWN = 6
 LONGEST_SHOWN = 60
 
@@ -97,8 +97,9 @@ def list_launch_facts(recipe: Recipe) -> dict[str, Any]:
 
 def digest_code() -> str:
     code = hashlib.blake2b(digest_size=8)
-    for file in sorted(SOURCE.rglob("*.py")):
-        code.update(file.relative_to(SOURCE).as_posix().encode() + file.read_bytes())
+    for package in PACKAGES:
+        for file in sorted(package.rglob("*.py")):
+            code.update(file.relative_to(package).as_posix().encode() + file.read_bytes())
     return code.hexdigest()
 
 

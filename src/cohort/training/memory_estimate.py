@@ -74,7 +74,7 @@ class RunNumbers:
     state_bits: int = 32
     lora_rank: int = 0
     adapter_parameters: int | None = None
-    """Trained parameters if other modules than all linear layers are adapted; None: all linear layers are."""
+    """Trained parameters, if only some linear layers have adapters; None: all have."""
     four_bit: bool = False
     """The frozen base holds its linear layers in 4 bits."""
     reference: bool = False
@@ -164,13 +164,6 @@ def count_slot_bytes(model: ModelNumbers, longest: int, element: int) -> float:
     return 2.0 * element * model.layers * model.kv_heads * model.head_dim * longest
 
 
-def count_gradient_bytes(run: RunNumbers) -> float:
-    """Per trained parameter and rank. With shards, a float64 sum exists besides the gradient that is rounded from it."""
-    if run.shard:
-        return (12.0 if run.exact else 4.0) / run.ranks
-    return 8.0 if run.exact else 4.0
-
-
 def count_unit_bytes(model: ModelNumbers, run: RunNumbers) -> float:
     """The units of a sharded model that are gathered at a time: the head, which backward begins with, a layer and the next one.
 
@@ -179,17 +172,6 @@ def count_unit_bytes(model: ModelNumbers, run: RunNumbers) -> float:
     head = model.vocabulary * model.width
     gradient = 0.0 if run.lora_rank else run.element + (8.0 if run.exact else 4.0)
     return float(run.element) * (head + 2 * model.layer_parameters) + gradient * max(head, model.layer_parameters)
-
-
-def count_starting_bytes(model: ModelNumbers, run: RunNumbers) -> dict[str, float]:
-    """Memory of every rank before the model is sharded: the loaded model, and a copy that other models begin with."""
-    if not run.shard:
-        return {}
-    copied = run.reference or run.critic or run.reward_model
-    return {
-        "whole model as read": (run.element if run.lora_rank else 4.0) * model.parameters,
-        "its copy": float(run.element) * model.parameters if copied else 0.0,
-    }
 
 
 def estimate_memory(model: ModelNumbers, run: RunNumbers) -> MemoryEstimate:
@@ -224,9 +206,11 @@ def estimate_memory(model: ModelNumbers, run: RunNumbers) -> MemoryEstimate:
     if run.teacher_parameters:
         held["teacher"] = float(run.element) * run.teacher_parameters
     kept = count_activation_bytes(model, run.micro_batch_tokens, run.element, run.activation_checkpointing, run.lora_rank)
+    # With shards, a float64 sum exists besides the gradient that is rounded from it.
+    gradient = (12.0 if run.exact else 4.0) / run.ranks if run.shard else 8.0 if run.exact else 4.0
     # The reward model is fitted between steps, so its gradients never exist together with the policy's.
     training = {
-        "gradients": count_gradient_bytes(run) * max(trained * (2 if run.critic else 1), count if run.reward_model else 0),
+        "gradients": gradient * max(trained * (2 if run.critic else 1), count if run.reward_model else 0),
         "activations": kept * (1.0 if run.own_kernels else MODULE_FACTOR),
         "loss head": count_head_bytes(model, run),
     }
@@ -235,7 +219,11 @@ def estimate_memory(model: ModelNumbers, run: RunNumbers) -> MemoryEstimate:
     if run.shard:
         training["units at work"] = count_unit_bytes(model, run)
         sampling["whole model"] = float(run.element) * count
-    return MemoryEstimate(held, training, sampling, count_starting_bytes(model, run), model, run)
+    starting = {}
+    if run.shard:  # before it is sharded, every rank holds the loaded model, and a copy that other models begin with
+        starting["whole model as read"] = (run.element if run.lora_rank else 4.0) * count
+        starting["its copy"] = float(run.element) * count if run.reference or run.critic or run.reward_model else 0.0
+    return MemoryEstimate(held, training, sampling, starting, model, run)
 
 
 def describe_memory(needed: MemoryEstimate, free_bytes: float) -> str:

@@ -159,10 +159,8 @@ def check_reference_answers(run: Run, prompts: Sequence[Prompt], name: str = "")
     if len(rows) < 2:
         return [Check("ok", "answers", f"not checked: the rows{of_set} have neither an `answer` nor a demonstration column")]
     # The next row with another answer, if there is one.
-    others = [
-        next((one for one in [*rows[at:], *rows[:at]] if one.reference_answer != row.reference_answer), None)
-        for at, row in enumerate(rows)
-    ]
+    answers, places = [row.reference_answer for row in rows], range(len(rows))
+    others = [next((rows[i] for i in [*places[at:], *places[:at]] if answers[i] != answers[at]), None) for at in places]
     formats = [part.name for part in rewards.parts if rewards_format(part.function)]
     forms_P, right = [list_answer_texts(row, column, bool(formats)) for row in rows], list[bool]()
     try:

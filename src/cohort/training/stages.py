@@ -204,20 +204,16 @@ def save_last_state(run: Run, state: TrainState, signal: Interrupted | None) -> 
             raise signal
         save_run(run, state)
     except InterruptedAgain as again:
-        return describe_unsaved(run, state, again)
+        kept = [folder.name for folder in checkpoint.list_checkpoints(run.folder.checkpoints)]
+        if state.checkpoint_name in kept:
+            return f"{again}: saved"
+        here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
+        left = f"The newest checkpoint is {kept[-1]}" if kept else "No checkpoint exists: the run starts again"
+        return f"{again}, a second signal: nothing was saved after {here}. {left}"
     except (OSError, CheckpointError, RankError) as problem:
         run.monitors.on_message(f"the last steps could not be saved: {problem}")
         return f"{signal}: not saved"
     return f"{signal}: saved"
-
-
-def describe_unsaved(run: Run, state: TrainState, signal: InterruptedAgain) -> str:
-    kept = [folder.name for folder in checkpoint.list_checkpoints(run.folder.checkpoints)]
-    if state.checkpoint_name in kept:
-        return f"{signal}: saved"
-    here = f"step {state.step}" if state.phase == "train" else f"step {state.cold_steps} of the cold start"
-    left = f"The newest checkpoint is {kept[-1]}" if kept else "No checkpoint exists: the run starts again"
-    return f"{signal}, a second signal: nothing was saved after {here}. {left}"
 
 
 def prune_checkpoints(run: Run, state: TrainState, saved: Path) -> int:
@@ -252,10 +248,6 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
         "parameters": run.policy.num_parameters,
         "peak_memory_gib": round(measure_peak_memory(run.policy.device), 4),
     }
-    if state.products:
-        summary["products"] = state.products
-    if run.world.launched:
-        summary["ranks"] = run.world.size
     if written := [save.size for save in state.saves if save.size]:
         summary["saving"] = {
             "count": len(written),
@@ -263,12 +255,14 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
             "longest": round(max(save.seconds for save in state.saves), 3),
             "bytes": written[-1],
         }
-    if trusted := list_trusted_sources(run.recipe):
-        summary["trust_remote_code"] = trusted
-    if jail := run.rewards.jail:
-        summary["jail"] = jail
-    if state.stopped:
-        summary["stopped"] = state.stopped
+    others = {
+        "products": state.products,
+        "ranks": run.world.size if run.world.launched else 0,
+        "trust_remote_code": list_trusted_sources(run.recipe),
+        "jail": run.rewards.jail,
+        "stopped": state.stopped,
+    }
+    summary |= {name: value for name, value in others.items() if value}
     if state.best_step >= 0:
         summary["best"] = {"step": state.best_step, **describe_best(run.recipe, state)}
     return summary
@@ -417,6 +411,6 @@ def record_tokens(run: Run, state: TrainState, batch: Batch, step: int, named: S
         return
     lengths_N = [len(rollout.completion.token_ids) for rollout in batch.rollouts]
     chosen = choose_rows(groups, members, lengths_N, batch.advantages_N)
-    pieces, algorithm = run.policy.codec.token_texts, run.recipe.algorithm
-    rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, pieces)
+    reader, algorithm = run.policy.codec.token_texts, run.recipe.algorithm
+    rows = make_token_rows(chosen, batch.rollouts, batch.examples, state.trace, len(state.update_metrics), algorithm, reader)
     write_tokens(run.folder.tokens_file(step), step, rows)

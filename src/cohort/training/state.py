@@ -48,12 +48,6 @@ class Batch:
     layouts: Layouts = field(default_factory=Layouts, compare=False, repr=False)
     """Cached layouts of minibatches. Not saved: they follow from the examples."""
 
-    @property
-    def any_scored(self) -> bool:
-        """Whether any completion has a score, including groups that were drawn but not trained on."""
-        judged = any(count for _, count in self.verdicts.values())
-        return judged or any(rollout.outcome.reward is not None for rollout in self.rollouts)
-
 
 class Component(Protocol):
     """A stateful component that a checkpoint saves besides the policy: critic, moving reference, choice of prompts, reward model."""
@@ -195,10 +189,12 @@ class TrainState:
 
     def finish_step(self) -> None:
         assert self.batch is not None
+        scores = [rollout.outcome.reward for rollout in self.batch.rollouts]
+        verdicts = [count for _, count in self.batch.verdicts.values()]  # including groups that are not trained on
         with defer_interrupts():
             self.step += 1
             self.cursor += self.batch.prompts_taken
-            self.scored_steps += self.batch.any_scored
+            self.scored_steps += any(verdicts) or any(score is not None for score in scores)
             self.stopped, self.stop_reason = self.stop_reason, ""
             self.batch, self.update_metrics, self.trace = None, [], TokenTrace()
 

@@ -122,11 +122,11 @@ def make_token_rows(
     trace: TokenTrace,
     updates: int,
     algorithm: AlgorithmConfig,
-    pieces: TokenTextReader,
+    reader: TokenTextReader,
 ) -> list[TokenRow]:
     """Rows of a token file. chosen: rollout -> number of its tokens to write."""
     place_of = {rollout: place for place, rollout in enumerate(examples.rollout_N)}
-    texts = pieces.read_texts([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
+    texts = reader.read_texts([rollouts[row].completion.token_ids[:count] for row, count in chosen.items()])
     rows = []
     for (row, count), text in zip(chosen.items(), texts, strict=True):
         rollout, example = rollouts[row], examples[place_of[row]] if row in place_of else None
@@ -169,15 +169,12 @@ def list_numbers(example: Example, trace: TokenTrace, algorithm: AlgorithmConfig
             vectors["ref_logprob"] = read_trained(example, example.ref_logprobs_T)
     elif example.rollout in trace.newest:  # left out of the forward pass, since no loss term acts on it
         vectors |= {"coefficient": np.zeros(trained), "clipped": np.zeros(trained)}
-    return {name: spread_over_tokens(values_M, example) for name, values_M in vectors.items()}
+    columns = {name: np.full(len(example.completion_ids), np.nan) for name in vectors}
+    for name, column_T in columns.items():
+        column_T[example.loss_mask_T.numpy()] = vectors[name]
+    return columns
 
 
 def read_trained(example: Example, values_T: Tensor) -> Vector:
     found: Vector = values_T.double().numpy()[example.loss_mask_T.numpy()]
     return found
-
-
-def spread_over_tokens(values_M: Vector, example: Example) -> Vector:
-    spread_T = np.full(len(example.completion_ids), np.nan)
-    spread_T[example.loss_mask_T.numpy()] = values_M
-    return spread_T

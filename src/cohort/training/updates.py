@@ -70,7 +70,7 @@ class UpdateMeter:
     keeps_tokens: bool = False
     """Whether values of single tokens are kept."""
     own_tokens: int = 0
-    """Tokens that this process ran through the model, prompts included; micro-batches are dealt out by them."""
+    """Tokens that this process ran through the model, prompts included; micro-batches are distributed by this count."""
 
     @torch.no_grad()
     def add(self, scores: TokenScores, micro: MicroBatch, loss: TokenLoss) -> None:

@@ -132,7 +132,7 @@ def show_difficulty_example(run: ShownRun) -> Example:
     size, rate = int(np.median(sizes)), float(right.sum() / sizes.sum())
     return {
         "sentence": f"Of the latest {len(starts)} groups of {size} (from step {int(rows[starts[0]]['step'])} on), {useful} had right and wrong "
-        f"completions, {none} were all wrong and {every} all right. {rate:.0%} of the completions were right. Because prompts differ in "
+        f"completions, {none} were all wrong and {every} all right. {100 * rate:.0f} % of the completions were right. Because prompts differ in "
         "difficulty, more groups are wasted than this single rate suggests.",
         "set": {"p": f"{rate:.2f}", "group_size": str(min(LARGEST, max(2, size)))},
         "links": [("show groups", write_address(f"{run.address}/groups"))],
