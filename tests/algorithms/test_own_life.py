@@ -17,7 +17,7 @@ from session_tools import Trap, differences, fork_server, rows_of, summary_of, t
 SOURCE = '''
 """An advantage, a region with two parameters and an aggregation."""
 import torch
-from cohort.algorithms import advantages, aggregation, regions
+from cohort.algorithms import advantages, named, regions
 from cohort.algorithms.registry import advantage, region
 
 
@@ -47,7 +47,7 @@ def as_clip(tokens, *, clip_low, clip_high):
 
 
 def as_sequence_mean(lengths_N):
-    return aggregation.sequence_mean(lengths_N)
+    return named.sequence_mean(lengths_N)
 
 
 def too_short(rewards_PG, scored_PG):
