@@ -40,13 +40,13 @@ def test_conditions_are_read_as_they_are_written():
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("eval/pass@1", "'eval/pass@1' is no condition; write a metric, a sign and a number"),
-        ("eval/pass@1 => 0.9", "is no condition"),
+        ("eval/pass@1", "'eval/pass@1' is not a condition; write a metric, a sign and a number"),
+        ("eval/pass@1 => 0.9", "is not a condition"),
         ("eval/pass@1 >= 95%", "'95%' is not a number; write shares like 0.95"),
         ("eval/pass@1 >= 95 %", "'95 %' is not a number; write shares like 0.95"),
         ("(eval/pass@1 >= 0.9)", "conditions have no brackets, and `and` binds before `or`"),
-        ("eval/pass@1 >= nan", "'nan' is no limit"),
-        ("eval/pass@1 >= 0.9 and", "is no condition"),
+        ("eval/pass@1 >= nan", "'nan' cannot be a limit"),
+        ("eval/pass@1 >= 0.9 and", "is not a condition"),
         ("eval/pass@1 >= 0.9, reward/mean > 1", "is no"),
         ("0.9 <= eval/pass@1", "'eval/pass@1' is not a number"),
     ],

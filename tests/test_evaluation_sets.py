@@ -65,7 +65,7 @@ def test_the_command_line_reaches_into_the_rewards_of_a_set(tmp_path):
             r"evaluation\.sets\.far\.rewards: outcome = true on more than one",
         ),
         ([{"funktion": "math_answer"}], r"'funktion' in \[evaluation\.sets\.far\.rewards\.0\]; did you mean 'function'"),
-        ("math_answer", r"evaluation\.sets\.far\.rewards: it is a list of tables"),
+        ("math_answer", r"evaluation\.sets\.far\.rewards: this is a list of tables"),
         (["math_answer"], r"evaluation\.sets\.far\.rewards\.0: each entry is a table"),
     ],
 )

@@ -31,15 +31,15 @@ run = cohort.train("Qwen/Qwen2.5-0.5B-Instruct", rows, [correct], evaluate_on=te
 run                                            # RunResult(finished, 200 steps, pass@1 before -> after, /.../runs/...)
 run.model                                      # the folder of the trained model; loads with transformers
 cohort.evaluate(run, other_rows, samples=16)   # the same measures and intervals as the command
-cohort.train(run, harder_rows, [correct])      # goes on from what was trained
+cohort.train(run, harder_rows, [correct])      # continues from the trained model
 ```
 
-A keyword that is not in a signature is a word of the [recipe](recipe.md). What goes wrong is a `CohortError` whose text says the
-field, the reason and the way out. Everything a run writes lies in its folder, and the [command line](../README.md) reads the same.
+Keywords that are not in a signature are keys of the [recipe](recipe.md). Errors are `CohortError`s; the message names the field, the
+fault and the fix. A run writes everything into its folder, which the [command line](../README.md) reads too.
 """
 
 ELSEWHERE = {
-    "Recipe": "Everything a run depends on, as `load_recipe` gives it. Its sections and words: [recipe.md](recipe.md).",
+    "Recipe": "All settings of a run, as returned by `load_recipe`. Sections and keys: [recipe.md](recipe.md).",
     "rewards": "The built-in rewards as functions, `cohort.rewards.math_answer(completions, answer)`: [rewards.md](rewards.md).",
 }
 """Names with a page of their own."""

@@ -1,7 +1,6 @@
-"""docs/recipe.md, written from the recipe's own types: every section, key, default and allowed value. No torch.
+"""Writes docs/recipe.md from the types of the recipe: every section, key, default and allowed value. No torch.
 
-The models of cohort.recipe.schema are the one place where settings are described: error messages quote them, and the page is
-written from them. A test holds the file to it.
+Settings are described only in cohort.recipe.schema; error messages and this page use those descriptions. A test compares the page.
 """
 
 from __future__ import annotations
@@ -29,16 +28,15 @@ INTRODUCTION = """\
 
 <!-- Written by `make docs` from src/cohort/recipe/schema.py; edit there. -->
 
-A recipe is a TOML file that names everything a run depends on. Every key has a default, so a recipe states only what
-differs. Unknown keys are refused with the nearest known name. There is no null: "off" is a value (0, `""` or `false`), and
-the description says which.
+A recipe is a TOML file with all settings of a run. Every key has a default, so a recipe lists only what differs. Unknown keys are
+refused, with the nearest known key as a hint. There is no null: "off" is a value (0, `""` or `false`) that the description names.
 
 ```toml
 [model]
 source = "Qwen/Qwen2.5-0.5B-Instruct"
 
 [prompts]
-source = "problems.jsonl"          # rows with a `prompt` column; the other columns go to the rewards by name
+source = "problems.jsonl"          # rows with a `prompt` column; the other columns are passed to the rewards
 
 [[rewards]]                        # double brackets: one block per reward function
 function = "math_answer"
@@ -50,21 +48,21 @@ num_steps = 200
 The same settings, three ways:
 
 - in the file: `group_size = 8` under `[train]`;
-- on the command line, after the recipe: `cohort train my_recipe.toml train.group_size=8`, or undotted: `group_size=8`.
-  Values are TOML; text needs no quotes. `rewards.0.weight=2` reaches into a list;
-- from Python: `cohort.train(..., group_size=8)`, or words of a section: `evaluation={"samples": 4}`.
+- on the command line, after the recipe: `cohort train my_recipe.toml train.group_size=8`, or without the section:
+  `group_size=8`. Values are TOML; text needs no quotes. `rewards.0.weight=2` sets a field of a list entry;
+- from Python: `cohort.train(..., group_size=8)`, or some keys of a section: `evaluation={"samples": 4}`.
 
-The resolved recipe, every default written out, lies in the run folder as `recipe.toml`, and is a recipe itself.
+The run folder contains the resolved recipe, with every default, as `recipe.toml`; it is a recipe itself.
 """
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Types, defaults and bounds in words
+# Types, defaults and bounds as text
 # ---------------------------------------------------------------------------------------------------------------------
 
 
 def type_words(annotation: Any) -> str:
-    """A type as a person would say it."""
+    """The name of a type for people."""
     origin, arguments = get_origin(annotation), get_args(annotation)
     if origin is Literal:
         kinds = dict.fromkeys(type_words(type(choice)) for choice in arguments)
@@ -90,7 +88,7 @@ def home(section: type[BaseModel]) -> str:
 
 
 def allowed_words(field: FieldInfo) -> str:
-    """The values a field may take: its choices, its bounds, or nothing where any value of the type will do."""
+    """The allowed values of a field: its choices or bounds; "" if any value of the type is allowed."""
     if get_origin(field.annotation) is Literal:
         return ", ".join(f"`{shown(choice)}`" for choice in get_args(field.annotation))
     if isinstance(field.json_schema_extra, dict) and "choices" in field.json_schema_extra:
@@ -111,7 +109,7 @@ def default_words(field: FieldInfo) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as TOML writes it."""
+    """A value in TOML."""
     if isinstance(value, BaseModel):
         return shown(value.model_dump(exclude_defaults=True))
     if isinstance(value, bool):
@@ -176,14 +174,14 @@ def heading(path: str, section: type[BaseModel]) -> str:
 
 
 def described(path: str, name: str) -> str:
-    """Lists of sections carry no text of their own: their entries do."""
+    """The description of a list of sections, whose entries have the descriptions."""
     return "The parts of the reward." if (path, name) == ("", "rewards") else ""
 
 
 def preset_lines() -> Iterator[str]:
     yield "## Presets"
     yield ""
-    yield "`algorithm.name` fills these keys of `[algorithm]`; any of them can still be set beside it."
+    yield "`algorithm.name` sets these keys of `[algorithm]`; any of them can be overridden."
     yield ""
     choices = list(dict.fromkeys(choice for preset in PRESETS.values() for choice in preset))
     yield format_row("", *(f"`{choice}`" for choice in choices))
@@ -194,18 +192,18 @@ def preset_lines() -> Iterator[str]:
 
 
 def undotted_lines() -> Iterator[str]:
-    """Every word that may be written without its section."""
+    """Keys that can be written without their section."""
     paths = [path for path, _ in list_leaf_fields(Recipe)]
     words = [path.rsplit(".", 1)[-1] for path in paths]
-    yield "## Undotted words"
+    yield "## Keys without a section"
     yield ""
-    yield "A key that only one section has can be written without it: `group_size=4`. Beside those, these short words are known:"
+    yield "A key that only one section has can be written without the section: `group_size=4`. These short keys work too:"
     yield ""
-    yield "| word | means |"
+    yield "| key | meaning |"
     yield "|---|---|"
     yield from (format_row(f"`{word}`", f"`{path}`") for word, path in PREFERRED.items() if word != path)
     yield ""
     unclear = sorted({word for word in words if words.count(word) > 1 and word not in PREFERRED})
-    yield "These need their section, because several have them: " + ", ".join(f"`{word}`" for word in unclear) + "."
+    yield "Several sections have these keys, so they need the section: " + ", ".join(f"`{word}`" for word in unclear) + "."
     yield ""
     yield from (f"- `{key}` needs its section: {hint}." for key, hint in UNCLEAR.items())

@@ -352,9 +352,9 @@ def test_a_run_says_which_of_its_changes_have_no_effect():
     )
     assert said.endswith("clip_low (used only by region 'clip', 'dual_clip', 'sequence_product' and 'sequence')")
     masked = describe_algorithm(AlgorithmConfig(name="sft", mask_truncated=True))
-    assert "cut completions masked" not in masked
+    assert "truncated completions masked" not in masked
     assert "changed" not in masked
     assert "without effect here: mask_truncated (data 'demonstrations' is not sampled" in masked
     acting = describe_algorithm(AlgorithmConfig(name="reinforce++", gamma=0.9, mask_truncated=True))
-    assert "cut completions masked (changed from the preset: gamma 0.9 instead of 1.0, mask_truncated True" in acting
+    assert "truncated completions masked (changed from the preset: gamma 0.9 instead of 1.0, mask_truncated True" in acting
     assert "without effect" not in acting

@@ -14,7 +14,7 @@ def test_text_is_shown_on_one_printable_line():
     assert shorten_text("a\n\x1b[31mb\u202e", 160, one_line=True) == "a\\n\\x1b[31mb\\u202e"
     long = shorten_text("x" * 5000, 160)
     assert len(long) < 200
-    assert "4,841 characters more" in long
+    assert "4,841 characters left out" in long
     assert "\ud800" not in shorten_text("4\ud800", 160)
     assert shorten_text("reward_of_mine", 8) == "reward_…"
     assert shorten_text("x" * 5000, 0) == "x" * 5000

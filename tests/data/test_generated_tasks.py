@@ -80,11 +80,11 @@ def test_answers_are_positive_and_the_numbers_of_a_solution_are_in_the_text():
 @pytest.mark.parametrize(
     ("name", "split", "args", "message"),
     [
-        ("json_records", "test", {}, "train and held_out"),
-        ("json_records", "train", {"test": "new_kind"}, "is never trained"),
+        ("json_records", "test", {}, "known: train, held_out"),
+        ("json_records", "train", {"test": "new_kind"}, "only for held-out rows"),
         ("json_records", "held_out", {"test": "new_kinds"}, "did you mean 'new_kind'"),
         ("json_records", "train", {"count": 601}, "from 1 to 600"),
-        ("word_problems", "test", {}, "train and held_out"),
+        ("word_problems", "test", {}, "known: train, held_out"),
         ("word_problems", "train", {"operations": 3}, "give 1, 2, or 0"),
         ("word_problems", "train", {"count": 0}, "from 1 to 50000"),
     ],

@@ -86,7 +86,7 @@ def test_other_lengths_and_small_domains():
     ("name", "split", "args", "message"),
     [
         ("column_adition", "train", {}, "did you mean 'column_addition'"),
-        ("column_addition", "test", {}, "train and held_out"),
+        ("column_addition", "test", {}, "known: train, held_out"),
         ("column_addition", "train", {"digit": 2}, "did you mean 'digits'"),
         ("column_addition", "train", {"seed": 2}, "takes no 'seed'"),
         ("column_addition", "train", {"kind": "carries"}, "did you mean 'carry'"),

@@ -246,8 +246,8 @@ def test_code_that_python_cannot_read_is_refused_with_a_reason(tmp_path: Path) -
     [
         ("mps", "Apple's GPU"),
         ("mps:0", "Apple's GPU"),
-        ("tpu", "TPUs are not served"),
-        ("xpu", "xpu devices are not served"),
+        ("tpu", "TPUs are not supported"),
+        ("xpu", "xpu devices are not supported"),
         ("gpu", "called cuda here"),
         ("meta", "'meta' is not a device"),
         ("cuda:-1", "is not one device"),
