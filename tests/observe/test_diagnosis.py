@@ -202,13 +202,13 @@ TRIGGERS = [
         "rank_behind",
         "warning",
         {"ranks/slowest": 1, "ranks/behind": 1.6, "ranks/behind/rollout": 1.5, "ranks/explained_by_tokens": 0.8},
-        "It samples more tokens than the others",
+        "It has more tokens than the others",
     ),
     (
         "rank_behind",
         "warning",
         {"ranks/slowest": 1, "ranks/behind": 1.6, "ranks/behind/old": 1.5, "ranks/explained_by_tokens": 0.8},
-        "Lower train.micro_batch_tokens",
+        "a lower train.micro_batch_tokens evens out training",
     ),
     (
         "rank_behind",

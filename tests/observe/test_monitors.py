@@ -513,7 +513,7 @@ def fake_tracker(name, calls):
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_trackers_get_metrics_and_completions_as_a_table_where_that_is_asked_for(tmp_path, monkeypatch, name):
-    """Whole groups, 64 rows at most; without the word what the policy writes stays where it is."""
+    """64 rows at most; completions are only sent if the recipe says so."""
     for completions in (False, True):
         calls = []
         monkeypatch.setitem(sys.modules, name, fake_tracker(name, calls))
@@ -534,7 +534,7 @@ def test_trackers_get_metrics_and_completions_as_a_table_where_that_is_asked_for
         if completions:
             step, logged = calls[2]
             kind, columns, data = logged["completions"]
-            assert (step, kind, len(data)) == (1, "table", 60)
+            assert (step, kind, len(data)) == (1, "table", 64)
             first = dict(zip(columns, data[1], strict=True))
             assert (first["prompt"], first["completion"], first["reward"], first["reward/a"]) == ("p0", "c01", 0.5, 0.5)
 

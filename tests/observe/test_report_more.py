@@ -21,9 +21,9 @@ from cohort.observe.ranks import make_record
 from cohort.observe.report.charts import Chart, Series, draw_chart
 from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_section
-from cohort.observe.report.overlay import load_overlay, write_overlay
+from cohort.observe.report.overlay import write_overlay
 from cohort.observe.report.page import write_report
-from cohort.observe.report.plots import Side, count_shares, draw_histograms, find_edges
+from cohort.observe.report.plots import count_shares, draw_histograms, find_edges
 
 NOTE = "no reward function exposes an extracted answer (`extract`), so there is nothing to vote on"
 LONG_NAME = "problems_of_my_own_task_without_a_single_space_" * 3
@@ -110,15 +110,14 @@ def test_bars_hold_every_value_once_and_are_few():
         [1e6 * rng.random() for _ in range(50)],
         [5.0, 5.0 + 1e-7, 5.0 + 3e-7] * 9,
     ):
-        side = Side("a", values)
-        edges, _ = find_edges([side, Side("b", values[:1])])
-        shares = count_shares(side, edges)
+        edges, _ = find_edges([values, values[:1]])
+        shares = count_shares(values, edges)
         assert sum(shares) == pytest.approx(1.0)
         assert edges[0] <= min(values) <= max(values) <= edges[-1] + 1e-9
         assert 1 <= len(shares) <= 60
-    edges, marks = find_edges([Side("a", [0.0, 1.0, 1.0, 1.0])])
+    edges, marks = find_edges([[0.0, 1.0, 1.0, 1.0]])
     assert (edges, marks) == ([-0.5, 0.5, 1.5], [0.0, 1.0])
-    assert count_shares(Side("a", [0.0, 1.0, 1.0, 1.0]), edges) == [0.25, 0.75]
+    assert count_shares([0.0, 1.0, 1.0, 1.0], edges) == [0.25, 0.75]
 
 
 def test_first_and_last_steps_stand_beside_each_other(tmp_path):
@@ -197,7 +196,7 @@ def test_the_command_lays_runs_over_each_other(runs, tmp_path, monkeypatch):
     assert "leave the option out" in report(runs[0], "--output", "x.html")[1]
     assert "is not a run folder" in report(runs[0], tmp_path)[1]
     with pytest.raises(RunError, match="a chart can show at most 8 runs, not 9"):
-        load_overlay([tmp_path / str(n) for n in range(9)])
+        write_overlay([tmp_path / str(n) for n in range(9)], tmp_path / "runs.html")
 
 
 # -- room --------------------------------------------------------------------------------------------------------------

@@ -38,6 +38,7 @@ def render_card(run: RunData, adapter: bool, weights: str, checkpoint: str, name
     algorithm = str(run.find_setting("algorithm", "name") or "grpo")
     source, prompts = (str(run.find_setting(section, "source") or "") for section in ("model", "prompts"))
     before, after = run.find_numbers("before"), find_numbers_of(run, checkpoint)
+    recipe = hide_paths({key: value for key, value in run.recipe.items() if key not in ("name", "runs_folder")})
     steps = int(match[1]) if (match := re.match(r"step-(\d+)", checkpoint)) else 0 if checkpoint else run.steps
     return (
         make_environment()
@@ -54,7 +55,7 @@ def render_card(run: RunData, adapter: bool, weights: str, checkpoint: str, name
             measured=bool(after),
             paired="" if checkpoint else "; the change is paired, problem by problem",
             place=Markup(json.dumps(name or "path/to/this/folder")),
-            recipe=Markup(fence_text(dump_recipe(run.recipe))),
+            recipe=Markup(fence_text(tomli_w.dumps(recipe))),
         )
         + "\n"
     )
@@ -134,10 +135,6 @@ def is_secret(key: str, value: Any) -> bool:
     """Whether a setting may be a secret, as a reward's arguments may be; the name of a variable (api_key_env) is not."""
     named = bool(SECRET.search(key)) and not key.endswith(("_env", "_token", "_tokens"))
     return named and isinstance(value, str) and value != ""
-
-
-def dump_recipe(recipe: Mapping[str, Any]) -> str:
-    return tomli_w.dumps(hide_paths({key: value for key, value in recipe.items() if key not in ("name", "runs_folder")}))
 
 
 def fence_text(text: str) -> str:

@@ -124,9 +124,11 @@ def explain_never_met(recipe: Recipe, metric: str) -> str:
     if area in ("time", "perf", "ranks") or rest.endswith("seconds"):
         return "times vary between machines, so a resumed run would stop at another step. Use a training metric."
     if area == "eval":
-        return explain_never_evaluated(recipe, *rest.split("/", 1)) or (
-            "" if metric in known else describe_unknown(metric, known)
+        measured = [name for name in known if name.startswith("eval/")]
+        unknown = (
+            f"the evaluation does not measure it{suggest_nearest(metric, known) or '.'} It measures {', '.join(measured)}."
         )
+        return explain_never_evaluated(recipe, *rest.split("/", 1)) or ("" if metric in known else unknown)
     if area == "reward" and "/" in rest and rest.split("/")[0] not in (parts := list_part_names(recipe)):
         return f"the recipe has no reward part {rest.split('/')[0]!r}{suggest_nearest(rest.split('/')[0], parts) or '.'} Parts: {', '.join(parts)}."
     return ""
@@ -141,11 +143,6 @@ def explain_never_evaluated(recipe: Recipe, name: str, what: str) -> str:
     if name not in (known := list_training_sets(recipe)):
         return f"training evaluates only {' and '.join(map(repr, known))}; write eval/{known[0]}/{what}, or set checkpoints.best to the set."
     return "greedy accuracy is measured only before and after training; use eval/pass@1." if what == "greedy" else ""
-
-
-def describe_unknown(metric: str, known: list[str]) -> str:
-    measured = ", ".join(name for name in known if name.startswith("eval/"))
-    return f"the evaluation does not measure it{suggest_nearest(metric, known) or '.'} It measures {measured}."
 
 
 def list_part_names(recipe: Recipe) -> list[str]:

@@ -181,10 +181,6 @@ def drop_first_step(rows: Sequence[Row]) -> Sequence[Row]:
     return rows[1:] if len(rows) > 1 else rows
 
 
-def seconds_of(row: Row, stage: str) -> float | None:
-    return next(iter(list_seconds([row], stage)), None)
-
-
 def list_seconds(rows: Sequence[Row], stage: str) -> list[float]:
     """The seconds of the stage in every step that has it."""
     name = f"time/{stage}"
@@ -241,27 +237,19 @@ class AheadTimes:
 def measure_ahead(rows: Sequence[Row]) -> AheadTimes | None:
     """The times of sampling, scoring and training; None if nothing is sampled ahead, or nothing was timed."""
     chosen = [row for row in drop_first_step(rows) if isinstance(row.get("ahead/sample_seconds"), int | float)]
-    whole = [seconds_of(row, "step") or 0.0 for row in chosen]
-    waits = [seconds_of(row, "wait") or 0.0 for row in chosen]
+    whole, waits = ([sum(list_seconds([row], stage)) for row in chosen] for stage in ("step", "wait"))
     if not chosen or not median(whole):
         return None
     sample, score = (median(float(row.get(f"ahead/{name}_seconds") or 0.0) for row in chosen) for name in ("sample", "score"))
     return AheadTimes(median(a - b for a, b in zip(whole, waits, strict=True)), median(waits), sample, score)
 
 
-CHANGE = {
-    "training": "training is the bottleneck: use more ranks or larger micro-batches",
-    "sampling": "sampling is the bottleneck: use more servers or ranks for sampling, or shorter completions",
-    "scoring": "the reward functions are the bottleneck: make them faster, or run more of them in parallel",
-    "both": "only sampling and scoring together take longer than training: raise ahead.lag to have more batches in flight",
-}
-
-
 def describe_ahead(rows: Sequence[Row]) -> str:
-    """The times and the bottleneck in a sentence, with what to change; "" if nothing is sampled ahead."""
+    """The times and the bottleneck in a sentence; "" if nothing is sampled ahead."""
     times = measure_ahead(rows)
     if times is None:
         return ""
     parts = {"sampling": times.sample, "scoring": times.score, "training": times.train}
     seconds = ", ".join(f"{name} {write_seconds(value)}" for name, value in parts.items())
-    return f"{seconds} per step; training waited {write_percent(times.wait_share)} of the time; {CHANGE[times.slowest]}"
+    slowest = "sampling and scoring together (raise ahead.lag)" if times.slowest == "both" else times.slowest
+    return f"{seconds} per step; training waited {write_percent(times.wait_share)} of the time; bottleneck: {slowest}"

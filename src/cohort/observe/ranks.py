@@ -65,10 +65,6 @@ class RankTime:
     def worked(self) -> float:
         return sum(self.work.values())
 
-    @property
-    def name(self) -> str:
-        return f"rank {self.rank}"
-
     def add(self, record: Mapping[str, Any]) -> None:
         waited = keep_numbers(record["waited"])
         for stage, seconds in keep_numbers(record["seconds"]).items():
@@ -100,13 +96,8 @@ def add_up_ranks(lines: Sequence[Line]) -> list[RankTime]:
 
 def choose_lines(lines: Sequence[Line]) -> Sequence[Line]:
     """The steps with as many ranks as the last step, without the first step, which is slower."""
-    now = [line for line in lines if count_ranks(line) == count_ranks(lines[-1])] if lines else []
-    return drop_first_step(now)
-
-
-def count_ranks(line: Line) -> int:
-    ranks = line.get("ranks")
-    return len(ranks) if isinstance(ranks, list) else 0
+    counts = [len(ranks) if isinstance(ranks := line.get("ranks"), list) else 0 for line in lines]
+    return drop_first_step([line for line, count in zip(lines, counts, strict=True) if count == counts[-1]])
 
 
 # -- the slowest -------------------------------------------------------------------------------------------------------
@@ -196,6 +187,6 @@ def describe_ranks(lines: Sequence[Line]) -> str:
     if slowest.share < NOTICED:
         return f"{waiting}; none is far behind the others"
     return (
-        f"{waiting}; {slowest.time.name} is the slowest, by {write_seconds(slowest.behind / len(chosen))} per step, mostly in "
+        f"{waiting}; rank {slowest.time.rank} is the slowest, by {write_seconds(slowest.behind / len(chosen))} per step, mostly in "
         f"{slowest.stage.subject}: {CAUSES[name_cause(slowest.time.rank, slowest.stage.name, slowest.explained)]}"
     )

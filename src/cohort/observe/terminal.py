@@ -103,7 +103,7 @@ def find_expected(row: Row) -> list[tuple[str, str]]:
 
 
 def describe_completion(row: Row) -> str:
-    """ "reward 1 · math_answer 1 · think_format 0 · extracted 46 · 33 tokens, cut"."""
+    """ "reward 1 · math_answer 1 · think_format 0 · extracted 46 · 33 tokens, truncated"."""
     parts = find_parts(row)
     alone = len(parts) == 1 and next(iter(parts.values())) == row["reward"]
     words = ["no score" if row["reward"] is None else f"reward {row['reward']:.3g}"]
@@ -113,9 +113,7 @@ def describe_completion(row: Row) -> str:
     if row.get("extracted") is not None:
         words.append(f"extracted {shorten_lines(str(row['extracted']), SHORT_COLUMN)}")
     if row.get("length") is not None:
-        words.append(f"{row['length']} tokens{', cut' if row['end'] == 'length' else ''}")
-    elif row.get("end") == "length":
-        words.append("cut")
+        words.append(f"{row['length']} tokens{', truncated' if row['end'] == 'length' else ''}")
     words += [f"fault {', '.join(row['faults'])}"] if row.get("faults") else []
     return make_printable(" · ".join(words))
 

@@ -33,7 +33,7 @@ from cohort.observe.diagnosis.finding import (
     write_finding,
 )  # fmt: skip
 from cohort.observe.perf import STAGE_OF, StageTime, drop_first_step, measure_ahead, measure_stages
-from cohort.observe.ranks import DEALT, name_cause
+from cohort.observe.ranks import name_cause
 
 # -- signal: rewards and groups ----------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ def check_rank_behind(history: History) -> Finding | None:
     return write_finding(
         "rank_behind",
         "warning",
-        variant=f"{cause}_{DEALT.get(stage)}" if cause == "tokens" else cause,
+        variant=cause,
         rank=rank,
         share=seconds / whole,
         stage=STAGE_OF[stage],

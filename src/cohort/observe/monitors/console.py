@@ -44,6 +44,8 @@ PACE_WINDOW = 10
 """Recent steps used to estimate the remaining time, since completions change length."""
 STYLES = {"info": "cyan", "warning": "yellow", "alarm": "bold red"}
 REWARD = "reward"
+TASK = TaskID(0)
+"""The only task of a progress line."""
 STAGE_LABELS = {"before": "baseline", "during": "evaluation", "after": "final"}
 
 
@@ -75,7 +77,6 @@ class ConsoleMonitor(Monitor):
         self.scoring: dict[str, tuple[int, int, float]] = {}
         self.last_scoring = float("-inf")
         self.progress: Progress | None = None
-        self.task: TaskID | None = None
 
     # Stages and progress -----------------------------------------------------------------------------------------
 
@@ -92,7 +93,7 @@ class ConsoleMonitor(Monitor):
         )
         # The line of a stage without a number of steps disappears at its end: only its result stays.
         self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=not total)
-        self.task = self.progress.add_task(stage, total=total or None, completed=done, facts="")
+        self.progress.add_task(stage, total=total or None, completed=done, facts="")
         self.progress.start()
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
@@ -116,24 +117,22 @@ class ConsoleMonitor(Monitor):
             return
         _, _, began = self.scoring.get(part, (0, 0, now))
         self.scoring[part] = (done, total, began)
-        live = self.progress is not None and self.task is not None
-        patience = SCORING_INTERVAL_S if live else self.interval_s
-        if now - began < patience or now - max(self.last_scoring, self.last_line if not live else 0.0) < patience:
+        patience = SCORING_INTERVAL_S if self.progress else self.interval_s
+        if now - began < patience or now - max(self.last_scoring, 0.0 if self.progress else self.last_line) < patience:
             return
         self.last_scoring = now
-        line = f"{self.sampled}scoring " + ", ".join(
-            f"{name} {judged}/{of}" for name, (judged, of, _) in list(self.scoring.items())
-        )
-        if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, facts=self.fit_facts([line, *self.facts]))
+        parts = [f"{name} {scored}/{of}" for name, (scored, of, _) in list(self.scoring.items())]
+        line = f"{self.sampled}scoring {', '.join(parts)}"
+        if self.progress:
+            self.progress.update(TASK, facts=self.fit_facts([line, *self.facts]))
         else:
             self.print_line(" · ".join(filter(None, (self.stage, line))))
             self.last_line = now
 
     def show_facts(self, done: int, facts: Sequence[str]) -> None:
         self.facts = facts
-        if self.progress is not None and self.task is not None:
-            self.progress.update(self.task, completed=done, facts=self.fit_facts(facts))
+        if self.progress:
+            self.progress.update(TASK, completed=done, facts=self.fit_facts(facts))
             return
         line = f"{self.stage} {done}/{self.total}" if self.total else f"{self.stage} {done}"
         line = " · ".join(filter(None, [line, self.fit_facts(facts)]))
@@ -159,9 +158,9 @@ class ConsoleMonitor(Monitor):
 
     def end_stage(self) -> None:
         """End the live line of a stage, or print the plain line that was held back."""
-        if self.progress is not None:
+        if self.progress:
             self.progress.stop()
-            self.progress = self.task = None
+            self.progress = None
         if self.pending:
             self.print_line(self.pending)
             self.pending = ""

@@ -15,7 +15,7 @@ from cohort.errors import RecipeError
 from cohort.observe.monitors.base import Monitor, Watched, explain_not_installed
 
 ROWS_SENT = 64
-"""Completions per table: whole groups, starting with the first. All completions are in rollouts/."""
+"""Completions per table; all completions are in rollouts/."""
 COLUMNS = ("step", "group", "prompt", "completion", "reward", "success", "extracted", "reference_answer", "advantage", "end")
 
 
@@ -92,14 +92,8 @@ class TrackioMonitor(Tracker):
 
 
 def make_completion_table(rollouts: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
-    """(columns, rows) for the first groups of a step: texts, rewards with their parts, and verdicts."""
-    groups = list(dict.fromkeys(row.get("group") for row in rollouts))
-    shown: list[Mapping[str, Any]] = []
-    for group in groups:
-        members = [row for row in rollouts if row.get("group") == group]
-        if shown and len(shown) + len(members) > ROWS_SENT:
-            break
-        shown += members
+    """(columns, rows) for the first completions of a step: texts, rewards with their parts, and verdicts."""
+    shown = rollouts[:ROWS_SENT]
     parts = sorted({name for row in shown for name in row if name.startswith("reward/")})
     columns = [*COLUMNS, *parts]
     return columns, [[row.get(name) for name in columns] for row in shown]

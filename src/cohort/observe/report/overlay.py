@@ -47,20 +47,16 @@ class Overlay:
 
 def write_overlay(run_folders: Sequence[Path], target: Path) -> Path:
     """Write a page of several runs and return its path."""
-    overlay = load_overlay(run_folders)
-    sections = (show_runs, show_before_and_after, show_curves, show_failures)
-    return write_whole(target, render_page(f"{' · '.join(overlay.names)} · Cohort runs", sections, overlay))
-
-
-def load_overlay(folders: Sequence[Path]) -> Overlay:
-    places = [folder.resolve() for folder in folders]
+    places = [folder.resolve() for folder in run_folders]
     if len(set(places)) < len(places):
         raise RunError("report: a run is named twice; name each run once.")
     if len(places) > COLOURS:
         raise RunError(f"report: a chart can show at most {COLOURS} runs, not {len(places)}; name fewer.")
     short = [place.name for place in places]
     names = [f"{place.parent.name}/{place.name}" if short.count(place.name) > 1 else place.name for place in places]
-    return Overlay([RunData(folder) for folder in folders], names)
+    overlay = Overlay([RunData(folder) for folder in run_folders], names)
+    sections = (show_runs, show_before_and_after, show_curves, show_failures)
+    return write_whole(target, render_page(f"{' · '.join(names)} · Cohort runs", sections, overlay))
 
 
 def show_runs(overlay: Overlay) -> Part:

@@ -112,10 +112,10 @@ def describe_failed_run(run: RunData) -> dict[str, Any] | None:
 
 
 def make_card(
-    level: str, mark: str = "", what: str = "", lines: Sequence[tuple[str, str]] = (), text: str = "", name: str = ""
+    level: str, mark: str = "", what: str = "", lines: Sequence[tuple[str, str]] = (), text: str = ""
 ) -> dict[str, Any]:
     """A finding for the template. lines: (style, text); empty ones are left out."""
-    return {"level": level, "mark": mark, "what": what, "lines": lines, "text": text, "name": name}
+    return {"level": level, "mark": mark, "what": what, "lines": lines, "text": text, "name": ""}
 
 
 def show_facts(run: RunData) -> Part:
@@ -183,10 +183,8 @@ def make_interval_cell(entry: Mapping[str, Any], share: bool = True) -> Cell:
 
 def show_findings(run: RunData) -> Part:
     found = diagnose(run.rows, run.recipe, run.evaluations, run.own)
-    cards = [
-        make_card(f.level, f.level, f.what, [("", f.why), ("fix", f.fix), *(("caption", line) for line in f.evidence)])
-        for f in found
-    ]
+    lines = [[("", one.why), ("fix", one.fix), *(("caption", line) for line in one.evidence)] for one in found]
+    cards = [make_card(one.level, one.level, one.what, about) for one, about in zip(found, lines, strict=True)]
     line = "No problems found in the metrics." if len(run.rows) >= 5 else "Too few steps for a diagnosis."
     return "findings", "Diagnosis", cards, "" if cards else line
 
@@ -232,7 +230,6 @@ def describe_rates(run: RunData) -> str:
         ("perf/update_mfu", lambda v: f"MFU {write_exactly(v)}"),
         ("perf/shared_share", lambda v: f"{write_exactly(v)} of tokens saved by running prompts once"),
         ("perf/skipped_share", lambda v: f"{write_exactly(v)} skipped because they have no gradient"),
-        ("perf/padding_share", lambda v: f"{write_exactly(v)} padding"),
         ("perf/host_share", lambda v: f"{write_exactly(v)} of a step on the host only"),
         ("perf/peak_memory_gib", lambda v: f"peak memory {v:.2f} GiB"),
     )

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -49,7 +48,7 @@ def list_charts(run: RunData) -> list[Chart]:
     part_lines = tuple(Series(part, run.find_series(f"reward/{part}/mean")) for part in parts) if len(parts) > 1 else ()
     written = run.find_setting("algorithm", "data") in ("demonstrations", "pairs")
     return [
-        Chart("Held-out pass@1", f"{describe_problems(run)}; bars are 95 % intervals.", list_held_out(run), share=True),
+        Chart("Held-out pass@1", "Same random numbers at every evaluation; evaluations during training may use fewer problems. Bars: 95 % intervals.", list_held_out(run), share=True),
         Chart("Reward and success", "On training completions. Thick lines are moving averages.", reward),
         Chart("Parts of the reward", "Mean of each reward function before weighting.", part_lines),
         Chart("Useful groups", "Share of groups whose completions have different rewards: only these groups teach.", lines(useful_groups="advantage/useful_groups", distinct_completions="rollout/distinct"), share=True),
@@ -84,17 +83,6 @@ def list_stage_series(run: RunData) -> tuple[Series, ...]:
     return (*series, Series("others", sorted(rest.items()))) if rest else tuple(series)
 
 
-def describe_problems(run: RunData) -> str:
-    """Whether all evaluations use the same problems; those during training may use fewer."""
-    counts: dict[str, set[float]] = {}
-    for evaluation in run.evaluations:
-        for name, numbers in as_dict(evaluation.get("sets")).items():
-            counts.setdefault(str(name), set()).add(as_number(as_dict(numbers).get("problems")) or 0.0)
-    if any(len(found) > 1 for found in counts.values()):
-        return "Same random numbers at every evaluation; evaluations during training use fewer of the problems"
-    return "Same problems and same random numbers at every evaluation"
-
-
 def list_held_out(run: RunData) -> tuple[Series, ...]:
     """pass@1 of every set over steps, with intervals if all points have one."""
     points: dict[str, dict[float, tuple[float, float | None, float | None]]] = {}
@@ -127,14 +115,6 @@ WIDEST = 60
 """Largest width of a bar, in pixels."""
 
 
-@dataclass(frozen=True)
-class Side:
-    """The values of some steps, with their label."""
-
-    label: str
-    values: Sequence[float]
-
-
 def draw_histograms(run: RunData) -> Part | None:
     """Histograms of reward and length, first steps against last steps; None without saved completions of two steps.
 
@@ -144,19 +124,17 @@ def draw_histograms(run: RunData) -> Part | None:
     count = min(STEPS, len(steps) // 2)
     if not count:
         return None
-    sides = [
-        (label, run.read_completions(part, ("reward", "length")))
-        for label, part in ((f"first {count} saved steps", steps[:count]), (f"last {count}", steps[-count:]))
-    ]
+    parts = {f"first {count} saved steps": steps[:count], f"last {count}": steps[-count:]}
+    sides = {label: run.read_completions(part, ("reward", "length")) for label, part in parts.items()}
     drawn = []
     for title, caption, column in (
         ("Rewards", "Rewards of single completions, early and late in training.", "reward"),
         ("Lengths", "Tokens of single completions. A bar at the right end means truncation at the token limit.", "length"),
     ):
-        found = [
-            Side(label, [value for row in rows if (value := as_number(row.get(column))) is not None]) for label, rows in sides
-        ]
-        if all(side.values for side in found):
+        found = {
+            label: [value for row in rows if (value := as_number(row.get(column))) is not None] for label, rows in sides.items()
+        }
+        if all(found.values()):
             drawn.append(draw_histogram(title, caption, found))
     return ("figures", "Completions by reward and length", drawn) if drawn else None
 
@@ -164,9 +142,9 @@ def draw_histograms(run: RunData) -> Part | None:
 # -- bins --------------------------------------------------------------------------------------------------------------
 
 
-def find_edges(sides: Sequence[Side]) -> tuple[list[float], list[float]]:
+def find_edges(sides: Iterable[Sequence[float]]) -> tuple[list[float], list[float]]:
     """(edges of the bars, values of the axis); one bar per value if there are few values, otherwise round edges."""
-    values = sorted({value for side in sides for value in side.values})
+    values = sorted({value for side in sides for value in side})
     gap = min((b - a for a, b in pairwise(values)), default=1.0)
     if len(values) <= FEW and (values[-1] - values[0]) / gap <= BARS:
         count = round((values[-1] - values[0]) / gap)
@@ -179,40 +157,38 @@ def find_edges(sides: Sequence[Side]) -> tuple[list[float], list[float]]:
     return edges, find_ticks(edges[0], edges[-1], 6)
 
 
-def count_shares(side: Side, edges: Sequence[float]) -> list[float]:
+def count_shares(values: Sequence[float], edges: Sequence[float]) -> list[float]:
     """Share of the values between each two edges."""
     width, last = edges[1] - edges[0], len(edges) - 2
     counts = [0] * (last + 1)
-    for value in side.values:
+    for value in values:
         counts[min(last, max(0, math.floor((value - edges[0]) / width + 1e-9)))] += 1
-    return [count / len(side.values) for count in counts]
+    return [count / len(values) for count in counts]
 
 
 # -- drawing -----------------------------------------------------------------------------------------------------------
 
 
-def draw_histogram(title: str, caption: str, sides: Sequence[Side]) -> Figure:
+def draw_histogram(title: str, caption: str, sides: Mapping[str, Sequence[float]]) -> Figure:
     """A bar per side in every bin. Bars have their range and share as tooltips; the caption has the medians."""
-    edges, values = find_edges(sides)
-    shares = [count_shares(side, edges) for side in sides]
+    edges, values = find_edges(sides.values())
+    shares = [count_shares(side, edges) for side in sides.values()]
     top = next((top for top in (0.1, 0.25, 0.5, 1.0) if max(map(max, shares)) <= top), 1.0)
     scale = Scale(edges[0], edges[-1], 0.0, top)
     width = min((scale.x(edges[1]) - scale.x(edges[0])) / len(sides), WIDEST)
     marks = [*draw_grid(scale, [(tick, write_value(tick, share=True)) for tick in find_ticks(0.0, top, 5)])]
     marks += draw_numbers(scale, [(value, write_value(value)) for value in values])
-    for index, side in enumerate(sides):
+    for index, label in enumerate(sides):
         for share, (low, high) in zip(shares[index], pairwise(edges), strict=True):
             if share:
                 left, y = (scale.x(low) + scale.x(high)) / 2 + (index - 1) * width, scale.y(share)
                 place = {"x": left + 0.5, "y": y, "width": max(1.0, width - 1), "height": scale.bottom - y}
-                tooltip = f"{side.label}: {100 * share:.1f} % from {low:.4g} to {high:.4g}"
+                tooltip = f"{label}: {100 * share:.1f} % from {low:.4g} to {high:.4g}"
                 marks.append(make_mark("rect", f"area c{index}", tooltip, **place))
-    medians = "; ".join(f"{side.label}: median {median(side.values):.4g} over {len(side.values)}" for side in sides)
+    medians = "; ".join(f"{label}: median {median(side):.4g} over {len(side)}" for label, side in sides.items())
     # The position too, so that the colour is not the only difference.
-    legend = [
-        (index, f"{side.label} ({where})") for index, (side, where) in enumerate(zip(sides, ("left", "right"), strict=True))
-    ]
-    heads = ["from", "to", *(side.label for side in sides)]
+    legend = [(index, f"{label} ({('left', 'right')[index]})") for index, label in enumerate(sides)]
+    heads = ["from", "to", *sides]
     rows = [[low, high, *found] for (low, high), *found in zip(pairwise(edges), *shares, strict=True)]
     caption = f"{caption} {medians[0].upper()}{medians[1:]}."
     return Figure(title, caption, f"{title}, {medians}", marks, legend, numbers=(heads, rows))
