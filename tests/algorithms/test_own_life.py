@@ -168,7 +168,7 @@ def test_a_run_killed_inside_a_step_ends_with_the_same_bits_and_is_refused_after
     for source in (then, changed):
         assert hashlib.sha256(source.encode()).hexdigest() in child.output
     assert "error: algorithm.advantage: the source of mine:median has changed since the run was started" in child.output
-    assert "restore the file, or start a new run" in child.output
+    assert "restore the file or start a new run" in child.output
     assert contents(edited) == before
     write_source(server.folder, then)
 

@@ -419,7 +419,7 @@ def test_a_stop_that_the_tokenizer_does_not_know_is_named():
         with pytest.raises(EngineError, match=r"^sampling\.stop: ") as raised:
             find_single_token(tokenizer, text)
         assert said in str(raised.value)
-        assert "Special ones: <eos>" in str(raised.value)
+        assert "Special tokens: <eos>" in str(raised.value)
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------
