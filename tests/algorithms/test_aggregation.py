@@ -13,8 +13,8 @@ from cohort.algorithms.named import NAMED, constant, prompt_mean, sequence_mean,
 from cohort.model.optim import MasterWeights, Optimizer
 from cohort.model.packing import pack
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.training.objective import weigh_tokens
 from cohort.recipe.schema import OptimizerConfig
+from cohort.training.objective import weigh_tokens
 from conftest import library_loss_and_gradients, ragged_examples, tiny_policy
 
 EVERY = sorted(NAMED["aggregation"])
