@@ -321,7 +321,7 @@ def watch_loop(job: BenchJob, watched: LoopRecord, given_rollouts: bool) -> cont
 
     def training(parts: Any, state: Any, until: int) -> None:
         if given_rollouts:
-            methods = {"stream": "take", "judge": "score", "source": "complete"}
+            methods = {"stream": "take", "scorer": "score", "source": "complete"}
             parts = replace(parts, **{name: RepeatedPart(getattr(parts, name), method) for name, method in methods.items()})
         train(parts, state, 1)
         synchronise_device(job)

@@ -465,14 +465,22 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
             RecipeError,
             "is not a file or folder here",
         ),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}}, RecipeError, "is not a valid name of a set"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"a/b": OTHERS}},
+            RecipeError,
+            "is not a valid name of a set",
+        ),
         ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {}}, RecipeError, "it is empty"),
         (
             {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": {"prompt": ["a"]}},
             RecipeError,
             "not a mapping of columns",
         ),
-        ({"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "held_out": 0.2}, RecipeError, "held_out also chooses"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "held_out": 0.2},
+            RecipeError,
+            "held_out also chooses the evaluation set",
+        ),
         (
             {"prompts": ROWS, "rewards": [digit_share], "evaluate_on": OTHERS, "evaluation": {"samples": 0}},
             RecipeError,
@@ -513,7 +521,10 @@ def test_mistakes_are_answered_in_words(model, arguments, error, words):
             {"prompts": ROWS, "rewards": [digit_share], "num_generations": 4},
             "num_generations: cohort.evaluate calls it samples",
         ),
-        ({"prompts": ROWS, "rewards": [digit_share], "max_new_tokens": 4}, "cohort.evaluate calls it max_completion_tokens"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "max_completion_length": 4},
+            "cohort.evaluate calls it max_completion_tokens",
+        ),
         ({"prompts": ROWS, "rewards": [digit_share], "sample": 4}, "did you mean 'samples'"),
         ({"model": None, "prompts": ROWS, "rewards": [digit_share]}, "cohort.evaluate needs a model"),
         ({"prompts": ROWS, "rewards": [digit_share], "checkpoint": "best"}, "is not a run folder, so it has no checkpoints"),

@@ -184,7 +184,7 @@ def test_report_writes_the_page_again(world):
 
 def test_recipes_are_listed(world):
     server, *_ = world
-    assert re.match(r"column_addition +The built-in demo", says(server, "recipes"))
+    assert re.match(r"column_addition +A Llama of 0.8", says(server, "recipes"))
 
 
 def test_help_lists_every_command_and_takes_less_than_half_a_second():

@@ -210,8 +210,8 @@ def test_the_mlflow_monitor_is_made_by_a_recipe_and_told_everything(monkeypatch,
     recipe = build_recipe({"monitors": {"also": ["mlflow_monitor:MlflowMonitor"], "console": False}})
     monkeypatch.setitem(sys.modules, "mlflow", None)
     assert find_monitor_problems(recipe) == [
-        "monitors.also names mlflow_monitor:MlflowMonitor, but mlflow is not installed. Install it with `pip install mlflow`, or take "
-        "it out of monitors.also."
+        "monitors.also names mlflow_monitor:MlflowMonitor, but mlflow is not installed. Install it with `pip install mlflow`, or remove "
+        "it from monitors.also."
     ]
     calls = []
     module = types.ModuleType("mlflow")

@@ -2,7 +2,7 @@
 
     prompts -> rollouts -> rewards -> advantages -> batch -> loss -> optimizer step
 
-Example of one rollout of the demo task:
+Example of one rollout of column addition:
 
     prompt     = Prompt(index=3, content="12+34=", columns={"answer": "46"}, token_ids=(4, 5, 13, 6, 7, 14))
     completion = Completion(token_ids=(5, 13, 7, 2), sampling_logprobs=(-0.1, -0.7, 0.0, -0.2), end="stop", text="...")

@@ -11,8 +11,10 @@ import torch
 import reference
 from cohort.algorithms.named import NAMED, constant, prompt_mean, sequence_mean, sequence_sum, token_mean
 from cohort.model.optim import MasterWeights, Optimizer
-from cohort.model.packing import pack, weigh_by
+from cohort.model.packing import pack
+from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.schema import OptimizerConfig
+from cohort.training.objective import weigh_tokens
 from conftest import library_loss_and_gradients, ragged_examples, tiny_policy
 
 EVERY = sorted(NAMED["aggregation"])
@@ -32,10 +34,16 @@ def test_hand_values():
 @pytest.mark.parametrize("name", EVERY)
 def test_a_fully_masked_completion_is_in_neither_side(name):
     """The masked ones are a member of a group that has others, and a group of their own."""
-    weights = weigh_by(name)([2, 6, 4], [0, 0, 2], 10)
-    assert weigh_by(name)([2, 0, 6, 0, 4], [0, 0, 0, 1, 2], 10) == [weights[0], 0.0, weights[1], 0.0, weights[2]]
-    assert weigh_by(name)([0, 0], [0, 1], 10) == [0.0, 0.0]
-    assert weigh_by(name)([], [], 10) == []
+    weights = weigh_tokens(AlgorithmConfig(aggregation=name))([2, 6, 4], [0, 0, 2], 10)
+    assert weigh_tokens(AlgorithmConfig(aggregation=name))([2, 0, 6, 0, 4], [0, 0, 0, 1, 2], 10) == [
+        weights[0],
+        0.0,
+        weights[1],
+        0.0,
+        weights[2],
+    ]
+    assert weigh_tokens(AlgorithmConfig(aggregation=name))([0, 0], [0, 1], 10) == [0.0, 0.0]
+    assert weigh_tokens(AlgorithmConfig(aggregation=name))([], [], 10) == []
 
 
 def test_sums_of_weights():
@@ -49,7 +57,7 @@ def test_sums_of_weights():
         ("constant", 16 / (4 * 10)),
         ("sequence_sum", 16 / 4),
     ):
-        weights = weigh_by(name)(lengths, groups, 10)
+        weights = weigh_tokens(AlgorithmConfig(aggregation=name))(lengths, groups, 10)
         assert sum(weight * length for weight, length in zip(weights, lengths, strict=True)) == pytest.approx(total, abs=1e-15)
 
 
@@ -61,7 +69,7 @@ def test_random_batches_against_the_slow_reference(name):
         lengths = [generator.choice([0, 1, 2, 3, 9]) for _ in range(count)]
         groups = [generator.choice([0, 1, 4, 7]) for _ in range(count)]
         values = [[generator.uniform(-1, 1) for _ in range(length)] for length in lengths]
-        weights = weigh_by(name)(lengths, groups, 9)
+        weights = weigh_tokens(AlgorithmConfig(aggregation=name))(lengths, groups, 9)
         total = sum(weight * sum(row) for weight, row in zip(weights, values, strict=True))
         assert total == pytest.approx(reference.aggregate(values, groups, name, 9), abs=1e-14)
 
@@ -69,9 +77,12 @@ def test_random_batches_against_the_slow_reference(name):
 def test_what_the_choice_changes():
     """Two equal groups of equal lengths: every mean is the same mean. One long completion is where they part."""
     means = ("sequence_mean", "token_mean", "prompt_mean")
-    assert all(weigh_by(name)([4] * 4, [0, 0, 1, 1], 8) == [1 / 16] * 4 for name in means)
+    assert all(weigh_tokens(AlgorithmConfig(aggregation=name))([4] * 4, [0, 0, 1, 1], 8) == [1 / 16] * 4 for name in means)
     lengths, groups = [2, 2, 2, 6], [0, 0, 1, 1]
-    shares = {name: [w * n for w, n in zip(weigh_by(name)(lengths, groups, 8), lengths, strict=True)] for name in means}
+    shares = {
+        name: [w * n for w, n in zip(weigh_tokens(AlgorithmConfig(aggregation=name))(lengths, groups, 8), lengths, strict=True)]
+        for name in means
+    }
     assert shares["sequence_mean"] == pytest.approx([1 / 4] * 4)
     assert shares["token_mean"] == pytest.approx([1 / 6, 1 / 6, 1 / 6, 1 / 2])
     assert shares["prompt_mean"] == pytest.approx([1 / 4, 1 / 4, 1 / 8, 3 / 8])

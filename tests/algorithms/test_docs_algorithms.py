@@ -75,7 +75,7 @@ def files_of(text: str) -> list[Path]:
 def test_every_file_exists():
     files = files_of(PROSE)
     assert [str(file) for file in files if not file.is_file()] == []
-    assert len(set(files)) > 40
+    assert len(set(files)) > 30
     assert (SOURCE / "rewards").is_dir()
 
 

@@ -17,7 +17,7 @@ from session_tools import Trap, differences, fork_server, rows_of, summary_of, t
 SOURCE = '''
 """An advantage, a region with two parameters and an aggregation."""
 import torch
-from cohort.algorithms import advantages, aggregation, regions
+from cohort.algorithms import advantages, named, regions
 from cohort.algorithms.registry import advantage, region
 
 
@@ -47,7 +47,7 @@ def as_clip(tokens, *, clip_low, clip_high):
 
 
 def as_sequence_mean(lengths_N):
-    return aggregation.sequence_mean(lengths_N)
+    return named.sequence_mean(lengths_N)
 
 
 def too_short(rewards_PG, scored_PG):
@@ -168,7 +168,7 @@ def test_a_run_killed_inside_a_step_ends_with_the_same_bits_and_is_refused_after
     for source in (then, changed):
         assert hashlib.sha256(source.encode()).hexdigest() in child.output
     assert "error: algorithm.advantage: the source of mine:median has changed since the run was started" in child.output
-    assert "restore the file, or start a new run" in child.output
+    assert "restore the file or start a new run" in child.output
     assert contents(edited) == before
     write_source(server.folder, then)
 

@@ -95,7 +95,7 @@ def test_only_an_advantage_that_says_so_gives_vectors(choice):
     """Credit refuses a tensor of one that credits tokens, and a list of one that does not: to be credited at all is the proof."""
     assert len(credit_rewards(choice, random_rewards(0))) == PROMPTS * SIZE
     lying = replace(choice, traits=replace(choice.traits, per_token=not choice.traits.per_token), digest="d" * 64)
-    with pytest.raises(RecipeError, match="One that credits"):
+    with pytest.raises(RecipeError, match="An advantage per token returns a list"):
         credit_rewards(lying, random_rewards(0))
 
 

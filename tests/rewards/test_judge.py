@@ -491,7 +491,10 @@ TROUBLE: dict[str, tuple[Callable[[Request, Any], Any], str]] = {
     "not HTTP": (raw(b"SSH-2.0-OpenSSH\r\n"), "not HTTP"),
     "status of letters": (raw(b"HTTP/1.1 abc OK\r\n\r\n"), "not HTTP"),
     "length of letters": (raw(b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n"), "length of the response is not a number"),
-    "chunk that lies": (raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n"), "another length"),
+    "chunk that lies": (
+        raw(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n{}\r\n0\r\n\r\n"),
+        "does not have its stated length",
+    ),
     "compressed": (status(200, b"{}", Content_Encoding="gzip"), "compressed"),
     "500": (status(500, b'{"error": {"message": "out of order"}}'), r"status 500 \(out of order\)"),
     "503 with a page": (status(503, b"<html>busy</html>"), "status 503"),

@@ -289,7 +289,7 @@ def test_a_function_of_prompts_that_keeps_its_rows_and_arguments(tmp_path, monke
 def test_a_value_that_cannot_be_copied_is_named():
     rows = [{"prompt": "q"}, {"prompt": "q", "client": {"lock": threading.Lock()}}]
     with pytest.raises(
-        PromptError, match=r"prompts, row 1: column 'client' holds a dict that cannot be copied \(cannot pickle"
+        PromptError, match=r"prompts, row 1: column 'client' has a value of type dict that cannot be copied \(cannot pickle"
     ):
         load_rows(HANDED, 0, rows)
 

@@ -193,7 +193,10 @@ def test_nothing_is_shared_without_a_cold_start_or_with_another_model(tmp_path, 
 def test_required_columns_are_checked_before_anything_runs(tmp_path, recipe):
     with pytest.raises(PromptError, match=r"contender dpo: .*no column 'chosen' .*algorithm.data = \"start\""):
         plan_of(tmp_path, ["grpo", "dpo"], recipe)
-    with pytest.raises(PromptError, match=r"contender sft: .*no column 'solution' \(it has answer, demonstration\)"):
+    with pytest.raises(
+        PromptError,
+        match=r"contender sft: .*no column 'solution' for its demonstration \(it has the columns 'answer', 'demonstration'\)",
+    ):
         plan_of(tmp_path, ["grpo", "sft", "cold_start.completion_column=solution", "cold_start.num_steps=0"], recipe)
     assert len(plan_of(tmp_path, ["sft", "dpo:data=start", "dpo:data=policy"], recipe).runs) == 3
     rows = tmp_path / "pairs.jsonl"
@@ -511,7 +514,7 @@ def test_the_table_of_algorithms_lists_their_choices(capsys):
     assert re.search(r"kl_coef +0\.04 +Weight of the KL", capsys.readouterr().out)
     print_algorithms(["grpo", "gspo"])
     assert {line.split()[0] for line in capsys.readouterr().out.splitlines()} == {
-        "choice", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in"
+        "setting", "region", "clip_low", "clip_high", "kl_coef", "kl_estimator", "kl_in"
     }  # fmt: skip
     with pytest.raises(RecipeError, match="did you mean 'gspo'"):
         print_algorithms(["gspoo"])

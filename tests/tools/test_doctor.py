@@ -76,7 +76,7 @@ def test_a_monitor_that_cannot_run(server):
     """The doctor checks every monitor that the recipe names, and starts none."""
     (server.folder / "my_monitors.py").write_text(
         "class Pager:\n"
-        "    missing = staticmethod(lambda: 'the pager lies at home. Fetch it')\n"
+        "    missing = staticmethod(lambda: 'the pager is missing. Fetch it')\n"
         "    on_finish = print\n"
         "class Bell:\n"
         "    def __init__(self):\n"
@@ -85,7 +85,7 @@ def test_a_monitor_that_cannot_run(server):
     also = ["my_monitors:Pager", "tensorbord", "my_monitors:Bell"]
     code, printed = broken(server, **{"monitors.also": also})
     assert level(printed, "monitors") == "FAILURE"
-    assert "monitors.also names my_monitors:Pager, but the pager lies at home. Fetch it, or take it out" in printed
+    assert "monitors.also names my_monitors:Pager, but the pager is missing. Fetch it, or remove it" in printed
     assert "unknown monitor 'tensorbord'; did you mean 'tensorboard'?" in printed
     assert "rung" not in printed
     assert code == 1

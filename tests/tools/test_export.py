@@ -84,7 +84,7 @@ def test_a_step_and_the_best_of_a_run(world, tmp_path):
     one, line = exported(folder / "first", tmp_path / "one", checkpoint="1")
     saved = load_file(folder / "first/checkpoints/step-1/weights.safetensors")
     assert "checkpoint step-1, written" in line
-    assert "These weights were not evaluated" not in (one / "README.md").read_text()
+    assert "The run evaluated only its start, not these weights" not in (one / "README.md").read_text()
     assert all(torch.equal(value, saved[name]) for name, value in load_file(one / "model.safetensors").items())
     best, line = exported(folder / "first", tmp_path / "best", checkpoint="best")
     name = json.loads((folder / "first/checkpoints/best.json").read_text())["checkpoint"]
@@ -103,7 +103,9 @@ def test_a_stopped_run_gives_its_newest_checkpoint(world, tmp_path):
     assert "its newest, since it has no model/ yet" in line
     saved = load_file(folder / "stopped/checkpoints" / newest / "weights.safetensors")
     assert all(torch.equal(value, saved[name]) for name, value in load_file(out / "model.safetensors").items())
-    assert "These weights were not evaluated" in (out / "README.md").read_text()  # step 2 was, and they are not its
+    assert (
+        "The run evaluated only its start, not these weights" in (out / "README.md").read_text()
+    )  # step 2 was, and they are not its
 
 
 def test_a_damaged_newest_checkpoint_is_skipped_and_reported(world, tmp_path):

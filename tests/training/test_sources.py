@@ -210,7 +210,7 @@ def test_dpo_on_pairs_starts_at_log_two_and_comes_to_prefer_the_chosen(tmp_path)
     ("change", "words"),
     [
         ({"chosen": None}, ["algorithm.data", "'chosen'", "row 0", '"start"', '"policy"']),
-        ({"rejected": ">7", "chosen": ">7"}, ["row 0", "the same", "remove the row"]),
+        ({"rejected": ">7", "chosen": ">7"}, ["row 0", "are equal", "remove the row"]),
         ({"chosen": 7}, ["row 0", "`chosen`", "int", "text"]),
         ({"rejected": [{"role": "user", "content": "x"}]}, ["row 0", "`rejected`", "assistant"]),
     ],
@@ -223,7 +223,9 @@ def test_pairs_that_cannot_be_trained_on_are_refused_by_row(tmp_path, change, wo
 
 
 def test_dpo_without_pairs_says_how_to_get_some(tmp_path):
-    with pytest.raises(PromptError, match=r"algorithm.data.*has no column 'chosen' \(it has answer, demonstration\).*rollouts"):
+    with pytest.raises(
+        PromptError, match=r"algorithm.data.*has no column 'chosen' \(it has the columns 'answer', 'demonstration'\).*rollouts"
+    ):
         train_tiny(tmp_path, "none", **{"algorithm.name": "dpo", "algorithm.kl_coef": 0.1})
 
 

@@ -148,7 +148,7 @@ def test_versions_within_a_completion_go_forward(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("servers", "words"), [(["@nowhere.txt"], "cannot be read"), (["http://a:1", "http://a:1/"], "named twice")]
+    ("servers", "words"), [(["@nowhere.txt"], "cannot be read"), (["http://a:1", "http://a:1/"], "listed twice")]
 )
 def test_server_errors_do_not_suggest_another_engine(servers, words):
     policy = make_policy()

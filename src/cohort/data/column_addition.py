@@ -1,4 +1,4 @@
-r"""The demo task: column addition of two numbers, one line per column, lowest column first, with the carry.
+r"""Column addition of two numbers, one line per column, lowest column first, with the carry.
 
     prompt         123+989=
     demonstration  3+9+0=12\n2+8+1=11\n1+9+1=11\n>1112

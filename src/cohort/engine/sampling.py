@@ -24,7 +24,7 @@ In bfloat16 a token of low probability can differ by several tenths. The mean, w
 sharper test there.
 """
 GPU_FACTOR = 10.0
-"""On a GPU, float32 sums have another order for one token than for a sequence: 1.7e-5 was measured on the demo's model."""
+"""On a GPU, float32 sums have another order for one token than for a sequence: 1.7e-5 was measured on the column_addition model."""
 LARGE_MODEL = 4096
 """Layers x width up to which the limits hold. Beyond, rounding grows in proportion."""
 

@@ -1,4 +1,4 @@
-"""A small Llama with a character tokenizer, created from scratch: the demo and the tests download nothing.
+"""A small Llama with a character tokenizer, created from scratch: `cohort train` without a recipe and the tests download nothing.
 
 It is an ordinary transformers model, so everything works as with a downloaded model, and it is saved and loaded in the usual
 format. It is a Llama because `AutoTokenizer` replaces the tokenizer of a folder with type qwen2 by Qwen's, which loses the
@@ -72,7 +72,7 @@ def build_model(config: ScratchConfig, tokenizer: Any, seed: int) -> LlamaForCau
         tie_word_embeddings=False,
         attention_dropout=0.0,
         # 1 / sqrt(width). The usual 0.02 is for widths in the thousands. At width 128 it needs about three times as many
-        # supervised batches of the demo task for the same loss (0.21 after 240 batches; here 0.18 after 80).
+        # supervised batches of column addition for the same loss (0.21 after 240 batches; here 0.18 after 80).
         initializer_range=config.hidden_size**-0.5,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,

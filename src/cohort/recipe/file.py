@@ -385,7 +385,7 @@ def find_recipe(recipe: str, overrides: Sequence[str]) -> Recipe:
 
 
 def find_recipe_path(recipe: str | Path) -> Path:
-    """The file of a recipe: a path, a folder with a recipe.toml, a built-in name, or "" for the demo."""
+    """The file of a recipe: a path, a folder with a recipe.toml, a built-in name, or "" for column_addition."""
     name = str(recipe) or DEMO
     for file in (Path(name) / "recipe.toml", Path(name), BUILT_IN_FOLDER / name / "recipe.toml"):
         if file.is_file():

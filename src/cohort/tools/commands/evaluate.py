@@ -48,7 +48,7 @@ def compare(
             help="Algorithms (grpo, dpo:data=start), recipe files or built-in recipes; then settings for all of them.",
         ),
     ],
-    recipe: Annotated[str, typer.Option(help="Base recipe of the algorithms (default: the demo).")] = "",
+    recipe: Annotated[str, typer.Option(help="Base recipe of the algorithms (default: column_addition).")] = "",
     seeds: Annotated[str, typer.Option(help="Comma-separated seeds; every contender runs with each.")] = "0",
     jobs: Annotated[int, typer.Option(help="Runs at a time.")] = 1,
     output: Annotated[
@@ -58,7 +58,7 @@ def compare(
     """Compare algorithms or recipes: same budget, seeds and start.
 
     \b
-    cohort compare grpo dr_grpo dapo            the demo with each algorithm
+    cohort compare grpo dr_grpo dapo            column addition with each algorithm
     cohort compare grpo loose=grpo:kl_coef=0    settings of one, after a colon
     cohort compare first=a.toml second=b.toml   your own recipes
     cohort compare grpo ppo --recipe my.toml --seeds 0,1,2 --jobs 2 num_steps=60

@@ -12,12 +12,12 @@ from cohort.tools.commands.options import Host, RecipeArguments, complete_recipe
 
 
 def train(arguments: RecipeArguments = None) -> int:
-    """Train a model with a recipe; without one, run the built-in demo.
+    """Train a model with a recipe; without one, learn column addition.
 
     \b
-    cohort train                              the demo, on a CPU, no downloads
-    cohort train num_steps=50 group_size=4    the demo with other settings
-    cohort train smollm2                      a real model (extra: smollm2)
+    cohort train smollm2                      a real model on two CPU cores (extra: smollm2)
+    cohort train                              a small model learns addition on a CPU
+    cohort train num_steps=50 group_size=4    the same with other settings
     cohort train gsm8k_qwen model=PATH        a built-in one (see: cohort recipes)
     cohort train my.toml seed=1 name=second   your own recipe
 

@@ -19,7 +19,7 @@ from cohort.tools.dashboard.view import Page, View
 PAGE_SIZE = 50
 SPARK = (132, 34)
 """Width and height of a small curve."""
-NO_RUNS = "Train a model and its run appears here. The demo needs no download and no GPU:"
+NO_RUNS = "Train a model and its run appears here. This one needs no download and no GPU:"
 ORDERS = {"newest": "newest first", "name": "by name"}
 
 
