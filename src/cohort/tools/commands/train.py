@@ -15,8 +15,8 @@ def train(arguments: RecipeArguments = None) -> int:
     """Train a model with a recipe; without one, learn column addition.
 
     \b
-    cohort train smollm2                      a real model on two CPU cores (extra: smollm2)
-    cohort train                              a small model learns addition on a CPU
+    cohort train smollm2                      a real model, on a CPU
+    cohort train                              a tiny model learns addition
     cohort train num_steps=50 group_size=4    the same with other settings
     cohort train gsm8k_qwen model=PATH        a built-in one (see: cohort recipes)
     cohort train my.toml seed=1 name=second   your own recipe
