@@ -58,7 +58,7 @@ def compare(
     """Compare algorithms or recipes: same budget, seeds and start.
 
     \b
-    cohort compare grpo dr_grpo dapo            column addition with each algorithm
+    cohort compare grpo dr_grpo dapo            column addition with each
     cohort compare grpo loose=grpo:kl_coef=0    settings of one, after a colon
     cohort compare first=a.toml second=b.toml   your own recipes
     cohort compare grpo ppo --recipe my.toml --seeds 0,1,2 --jobs 2 num_steps=60
