@@ -108,7 +108,7 @@ def readme_code(place: Place) -> str:
 def run_readme_code(place: Place) -> list[Path]:
     """The runs that the README's blocks have made, in checks/readme/runs. A block that trains nothing becomes my_module.py."""
     folder, text = place.folder("readme"), (place.clone / "README.md").read_text(encoding="utf-8")
-    row = re.search(r"problems\.jsonl, a line each: (\{.*\})", text)
+    row = re.search(r"each line of problems\.jsonl: (\{.*\})", text)
     rows = [row[1].replace("3 boxes", f"{number} boxes") for number in range(48)] if row else []
     (folder / "problems.jsonl").write_text("\n".join(rows), encoding="utf-8")
     runs = []
