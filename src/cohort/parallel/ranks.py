@@ -127,7 +127,7 @@ class Ranks(World):
         self.problem: Exception | None = None
         """An error of this rank's own work, which the other ranks raise as well."""
         self.lost = ""
-        """Why nothing more is exchanged; "": no rank is lost."""
+        """The reason why communication stopped; "" while every rank is alive."""
         self.store, self.meeting, self.room = room.store, -1, room
         self.earlier_run = room.earlier_run
         self.heartbeats = Heartbeats(room.store, rank, size)

@@ -193,7 +193,7 @@ def keep_head_precise(model: Any) -> None:
 
 
 def find_window(model: Any, tokenizer: Any) -> int:
-    """The longest input of both model and tokenizer. RoBERTa counts positions from the one after its padding token's."""
+    """The longest input of both model and tokenizer. RoBERTa positions start after the id of the padding token."""
     positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or NO_LIMIT
     for name, module in model.named_modules():
         if name.endswith("position_embeddings") and getattr(module, "padding_idx", None) is not None:
