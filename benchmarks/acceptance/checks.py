@@ -254,8 +254,10 @@ def report(place: Place) -> str:
     shutil.copytree(place.finished, folder / "runs" / name)
     (folder / "runs" / name / "report.html").unlink()
     printed = place.run("cohort", "report", f"runs/{name}", cwd=folder, COLUMNS="80")
-    require(printed.strip() == f"runs/{name}/report.html", f"it printed {printed!r} instead of the page's path")
-    page = (folder / printed.strip()).read_text(encoding="utf-8")
+    require(
+        printed.strip() == str(folder / "runs" / name / "report.html"), f"it printed {printed!r} instead of the page's path"
+    )
+    page = Path(printed.strip()).read_text(encoding="utf-8")
     after = read_json(place.finished / "summary.json")["eval"]["after"]
     figures = {what: f"{100 * after[what]['value']:.1f}" for what in ("pass@1", "pass@8", "greedy")}
     missing = {what: figure for what, figure in figures.items() if what not in page or f"{figure} %" not in page}

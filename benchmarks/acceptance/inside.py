@@ -85,7 +85,12 @@ def try_reward(model: str, name: str, reward: Any) -> str:
             return reward(completions=completions, **{**columns, **given})
 
         scored.__name__ = name
-    row = {"prompt": "What is 2 + 3?", "answer": "5", "tests": ["assert add(2, 3) == 5"]}
+    row = {
+        "prompt": "What is 2 + 3?",
+        "answer": "5",
+        "tests": ["assert add(2, 3) == 5"],
+        "instructions": [{"id": "punctuation:no_comma"}],
+    }
     settings = GRPOConfig(
         output_dir=f"trl-{name}", max_steps=2, per_device_train_batch_size=4, num_generations=4, max_completion_length=16,
         use_cpu=True, bf16=False, gradient_checkpointing=False, report_to=[], logging_steps=1, save_strategy="no", disable_tqdm=True,
