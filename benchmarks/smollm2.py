@@ -6,8 +6,8 @@
     python benchmarks/smollm2.py --out OUT --on cpu --tiny               every stage at a size whose figures mean nothing
     python benchmarks/smollm2_table.py OUT                               tables and pictures from the JSON files
 
-A stage ends with OUT/results/STAGE.json and is skipped once that exists. A Cohort run that was interrupted resumes; a TRL run starts
-again. Learning rates are chosen by the training rewards of short runs with seed 100, which no other stage uses; held-out problems are
+Stages run in the order given; the `rates` stages of a stage have to come before it. A stage ends with OUT/results/STAGE.json and is
+skipped once that exists. A Cohort run that was interrupted resumes; a TRL run starts again. Learning rates are chosen by the training rewards of short runs with seed 100, which no other stage uses; held-out problems are
 looked at only after that. All runs start from the same weights and are evaluated on the same problems with the same noise.
 
 Stages with `--parallel` share the GPU: their curves over steps are valid, their seconds are not. `clock` and `trl-clock` run alone and
@@ -24,8 +24,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median
@@ -38,7 +38,7 @@ from cohort.recipe.file import dump_recipe, find_recipe
 PEER = Path(__file__).parent / "peers" / "trl_smollm2.py"
 METRICS = ("reward/mean", "reward/success", "rollout/length_mean", "rollout/truncated_share", "loss/kl_per_completion", "loss/entropy",
            "advantage/useful_groups", "rollout/mismatch_max", "time/step", "time/rollout", "time/update")  # fmt: skip
-TUNING = ("seed=100", "evaluation.samples=0")
+TUNING = ("seed=100", "evaluation.samples=0", "checkpoints.every_steps=0")
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def tune_peer(recipe: str, prefix: str, rates: Sequence[float], steps: int, micr
 
 
 MATH = "smollm2_math"
-WIDE = ("evaluation.samples=64", "evaluation.every_steps=20", "evaluation.every_problems=64")
+WIDE = ("evaluation.samples=64", "evaluation.every_steps=20", "evaluation.every_problems=32", "checkpoints.every_steps=0")
 OBJECTIVES = {
     "grpo": ("algorithm.name=grpo",),
     "dr_grpo": ("algorithm.name=dr_grpo",),
@@ -85,14 +85,18 @@ GPU: dict[str, Stage] = {
     "trl-clock": Stage(MATH, ("seed=101",), True, 1e-5, 8, micro_rows=512),
 }
 for _name, _words in OBJECTIVES.items():
-    GPU |= tune(MATH, _name, _words, (5e-6, 1e-5, 2e-5), 40)
+    GPU |= tune(MATH, _name, _words, (5e-6, 1e-5, 2e-5), 30)
 for _name, _words in ADAPTERS.items():
-    GPU |= tune(MATH, _name, _words, (1e-4, 2e-4, 4e-4, 8e-4), 40)
-GPU |= tune_peer(MATH, "trl", (5e-6, 1e-5, 2e-5, 4e-5), 20)
+    GPU |= tune(MATH, _name, _words, (1e-4, 2e-4, 4e-4, 8e-4), 30)
+GPU |= tune_peer(MATH, "trl", (5e-6, 1e-5, 2e-5, 4e-5), 16)
 GPU |= {f"math-{seed}": Stage(MATH, (f"seed={seed}", *WIDE), tuned_by="rates-grpo-") for seed in range(3)}
-GPU |= {f"trl-math-{seed}": Stage(MATH, (f"seed={seed}",), True, 0.0, 60, 15, "rates-trl-") for seed in range(3)}
+GPU |= {f"trl-math-{seed}": Stage(MATH, (f"seed={seed}",), True, 0.0, 40, 10, "rates-trl-") for seed in range(3)}
 GPU |= {
-    name: Stage(MATH, (*words, "seed=0", *WIDE), tuned_by=f"rates-{name}-")
+    name: Stage(
+        MATH,
+        (*words, "seed=0", "evaluation.samples=16", "evaluation.every_steps=0", "checkpoints.every_steps=0"),
+        tuned_by=f"rates-{name}-",
+    )
     for name, words in (OBJECTIVES | ADAPTERS).items()
     if name != "grpo"
 }
@@ -111,6 +115,8 @@ class Bench:
     out: Path
     stages: Mapping[str, Stage]
     tiny: bool
+    jobs: dict[str, Future[None]] = field(default_factory=dict)
+    """The stages of this call; a stage waits for those that choose its learning rate."""
 
     def run(self, name: str) -> None:
         file = self.out / "results" / f"{name}.json"
@@ -133,6 +139,8 @@ class Bench:
         found = {}
         for name in (one for one in self.stages if one.startswith(prefix)):
             file = self.out / "results" / f"{name}.json"
+            if name in self.jobs:
+                self.jobs[name].result()
             if not file.is_file():
                 raise SystemExit(f"{name} has not run, and it chooses the learning rate; run it first")
             rewards = json.loads(file.read_text(encoding="utf-8"))["metrics"]["reward/mean"]
@@ -256,18 +264,16 @@ def main() -> int:
     parser.add_argument("--tiny", action="store_true")
     chosen = parser.parse_args()
     stages = CPU if chosen.on == "cpu" else GPU
-    names = [
-        name
-        for one in chosen.stages or ["*"]
-        for name in stages
-        if name == one or (one.endswith("*") and name.startswith(one[:-1]))
-    ]
+    patterns = chosen.stages or ["*"]
+    names = [name for one in patterns for name in stages if name == one or (one.endswith("*") and name.startswith(one[:-1]))]
     if not names:
         parser.error(f"no stage matches; stages: {', '.join(stages)}")
     bench = Bench(chosen.out.resolve(), stages, chosen.tiny)
     failed = 0
     with ThreadPoolExecutor(chosen.parallel) as pool:
-        for name, job in [(name, pool.submit(bench.run, name)) for name in dict.fromkeys(names)]:
+        for name in dict.fromkeys(names):
+            bench.jobs[name] = pool.submit(bench.run, name)
+        for name, job in bench.jobs.items():
             try:
                 job.result()
             except (Exception, SystemExit) as problem:
