@@ -45,7 +45,7 @@ def measure(base: str, shape: BenchShape, device: str, new: int, turns: int) -> 
     adapter = lora.start_adapter(model, settings, 0, "random")
     weights = MasterWeights(model, dtype)
     policy = Policy(model, make_tokenizer(shape.dimensions.vocabulary), 1.0, adapter)
-    policy.prepare("auto")
+    found["training"] = policy.prepare("auto")
     found |= {"parameters": policy.num_parameters, "held_gib": held(device)}
     say(found)
     engine, found["engine"] = build_engine("auto", EngineSetup(model, policy.codec.decode))

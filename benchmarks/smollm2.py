@@ -170,6 +170,7 @@ class Bench:
         looks = folder / "evaluations.jsonl"
         return {
             "seconds": summary["seconds"],
+            "paths": summary["paths"],
             "cpu": spent.ru_utime + spent.ru_stime - used.ru_utime - used.ru_stime,  # meaningful without --parallel
             "clock": read_clock(folder),
             "metrics": {key: [row.get(key) for row in rows] for key in METRICS},

@@ -237,6 +237,8 @@ def measure(
             which = f", round {turn + 1} of {job.rounds}" if job.rounds > 1 else ""
             say(f"{stage}: cohort" + (" and HF generate" if job.hf_generate else "") + which)
             found = run_stage(job)
+            for path in found["cohort"].get("paths", {}).values():
+                say(f"{stage}: {path['code']}: {path['choice']}")
             for peer in here:
                 if peer in found or f"{stage}/{peer}" in missing:
                     continue
@@ -264,6 +266,8 @@ def join_rounds(before: dict[str, dict[str, Any]], found: dict[str, dict[str, An
         if earlier is None:
             result[name] = figures
             continue
+        if earlier.get("paths") != figures.get("paths"):
+            raise BenchError(f"rounds ran through different code: {earlier.get('paths')}, then {figures.get('paths')}")
         result[name] = earlier | {"seconds": [*earlier["seconds"], *figures["seconds"]]}
         for key in ("peak_bytes", "growth_bytes"):
             if earlier.get(key) or figures.get(key):

@@ -60,6 +60,25 @@ class SpeedCase:
     targets: tuple[SpeedTarget, ...] = field(default=())
 
 
+FAST = {
+    "cuda": {"sampling": "own kernels in CUDA graphs", "training": "own kernels"},
+    "cpu": {"sampling": "compiled code", "training": "compiled code"},
+}
+"""The code that the cases are about (describe_paths in training/stages.py)."""
+
+
+def check_paths(case: str, document: Mapping[str, Any]) -> tuple[list[str], int]:
+    """(rows, number of wrong paths): a rate says nothing about code that did not run."""
+    wanted, rows, wrong = FAST["cuda" if document["settings"]["device"].startswith("cuda") else "cpu"], [], 0
+    for stage, engines in document["stages"].items():
+        for work, found in engines["cohort"]["paths"].items():
+            ran = found["code"] == wanted[work]
+            wrong += not ran
+            text = found["code"] if ran else f"{found['code']}: {found['choice']}"
+            rows.append(f"| {case} | {stage}: {work} | {text} | {wanted[work]} | {'pass' if ran else 'FAIL'} |")
+    return rows, wrong
+
+
 @dataclass(frozen=True)
 class Quoted:
     """A figure measured earlier on the same kind of machine, shown if the peer cannot be installed."""
@@ -166,6 +185,9 @@ def run_cases(cases: Sequence[SpeedCase], description: str | None) -> int:
             print(f"{case.name}: {problem}", file=sys.stderr, flush=True)
             missed += max(1, len(case.targets))
             continue
+        paths, wrong = check_paths(case.name, document)
+        rows += paths
+        missed += wrong
         for target in case.targets:
             rows.append(target.make_row(case.name, document))
             missed += not target.is_met(document)

@@ -202,6 +202,7 @@ def resident(field: str) -> int:
 def measure_rollout(job: BenchJob) -> dict[str, Any]:
     """The engine, and if requested transformers' `generate`, in turn, so that both see the same noise."""
     from cohort.engine import sample_groups
+    from cohort.training.stages import describe_paths
     from cohort.types import NoiseKey
 
     with open_session(job) as running:
@@ -217,6 +218,7 @@ def measure_rollout(job: BenchJob) -> dict[str, Any]:
             turns["hf_generate"] = make_hf_generate(job)
         results = take_turns(job, turns)
         results["cohort"]["engine"] = parts.engine.name
+        results["cohort"]["paths"] = {"sampling": describe_paths(parts)["sampling"]}
         # An engine without slots decodes all rows at once.
         results["cohort"]["slots"] = min(parts.engine.slots or job.workload.completions, job.workload.completions)
     return results
@@ -305,6 +307,8 @@ class LoopRecord:
     """Peak bytes until the end of the first step."""
     peak: Peak = field(default_factory=Peak)
     """Of the later steps."""
+    paths: dict[str, Any] = field(default_factory=dict)
+    """The code that sampled and trained (describe_paths)."""
 
 
 class LoopEnded(BaseException):
@@ -316,6 +320,7 @@ def watch_loop(job: BenchJob, watched: LoopRecord, given_rollouts: bool) -> cont
     # loop_iterative imports `train` by name, so it has to be imported before `train` is replaced.
     from cohort import loop
     from cohort import loop_iterative as iterative  # noqa: F401
+    from cohort.training.stages import describe_paths
 
     train = loop.train
 
@@ -329,6 +334,7 @@ def watch_loop(job: BenchJob, watched: LoopRecord, given_rollouts: bool) -> cont
         watched.first_peak = largest_ever(job.device)
         with peak_memory(job.device) as watched.peak:  # which resets the mark
             train(parts, state, until)
+        watched.paths = describe_paths(parts)
         raise LoopEnded
 
     return replace_attributes(loop, train=training)
@@ -380,6 +386,7 @@ def measure_train(job: BenchJob) -> dict[str, Any]:
             "tokens": int(last["loss/trained_tokens"]),
             "executed_tokens": round(padded * (1 - last.get("perf/padding_share", 0.0))),
             "frozen_base": job.trains_adapters,
+            "paths": {"training": watched.paths["training"]},
             **read_memory(job, watched),
         }
     }
@@ -395,6 +402,7 @@ def measure_step(job: BenchJob) -> dict[str, Any]:
             "tokens": job.workload.tokens,
             "stages": read_stage_seconds(rows[1:]),
             "frozen_base": job.trains_adapters,
+            "paths": watched.paths,
             "mismatch_mean": statistics.median(row.get("rollout/mismatch_mean", 0.0) for row in rows),
             **read_memory(job, watched),
         }

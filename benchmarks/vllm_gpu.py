@@ -35,6 +35,7 @@ from typing import Any
 
 PUSHES = 5
 PHASES = ("pause", "start", "update", "finish", "resume")
+REPORTED = ("seconds", "stages", "push", "mismatch_mean", "paths")
 PROBES, PROBE_TOKENS, PROMPT_TOKENS = 8, 64, 32
 
 
@@ -229,7 +230,7 @@ def measure_push(python: str, name: str, folder: Path) -> dict[str, Any]:
 class IpcEngine:
     """Rollouts from the server, weights by IPC: what the engine `vllm` does, without the versions that 0.25 does not tell."""
 
-    name, slots = "vllm-ipc", 0
+    name, slots, code = "vllm-ipc", 0, "servers"
 
     def __init__(self, server: Server, setup: Any) -> None:
         from cohort.base.http import Endpoint
@@ -310,14 +311,9 @@ def measure_steps(python: str, name: str, folder: Path, turns: int = 2) -> dict[
                 measured = child.measure_step(job)["cohort"]
                 measured["push"] = statistics.median(engines[0].pushes[1:]) if engines else 0.0
                 results[kind].append(measured)
-                print(
-                    kind, turn, json.dumps({k: measured[k] for k in ("seconds", "stages", "push", "mismatch_mean")}), flush=True
-                )
+                print(kind, turn, json.dumps({k: measured[k] for k in REPORTED}), flush=True)
     build.build_engine = own_build
-    return {
-        kind: [{k: one[k] for k in ("seconds", "stages", "push", "mismatch_mean")} for one in runs]
-        for kind, runs in results.items()
-    }
+    return {kind: [{k: one[k] for k in REPORTED} for one in runs] for kind, runs in results.items()}
 
 
 def main() -> int:

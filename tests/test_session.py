@@ -91,6 +91,21 @@ def test_own_kernels_that_fail_on_this_gpu_are_a_reason_and_not_a_crash(monkeypa
         policy.prepare("fused")
 
 
+def test_the_summary_names_the_code_that_ran_and_why(tmp_path, monkeypatch):
+    def differs(self: Any, modules: Any) -> None:
+        raise CohortError("its hidden states differ")
+
+    fast = summary_of(run_with(digit_share, tmp_path, "fast").folder)["paths"]
+    monkeypatch.setattr("cohort.ops.fused.training.FusedBackbone.prove", differs)
+    slow = summary_of(run_with(digit_share, tmp_path, "slow", **{"sampling.engine": "hf"}).folder)["paths"]
+    # A machine without a compiler or prebuilt code trains with the modules.
+    assert (fast["training"]["code"] == "compiled code") == (fast["training"]["choice"] == "training with own compiled code")
+    assert fast["sampling"]["code"] in ("compiled code", "plain PyTorch")
+    assert slow["training"]["code"] == slow["sampling"]["code"] == "modules"
+    assert slow["training"]["choice"] == "training with the modules of transformers (its hidden states differ)"
+    assert slow["sampling"]["choice"].startswith("engine hf")
+
+
 def test_a_resumed_run_does_not_keep_what_it_read(tmp_path, monkeypatch):
     """The weights are in the policy by then: a second copy would stay in the host's memory to the end."""
     with monkeypatch.context() as patch:

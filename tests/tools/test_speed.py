@@ -389,6 +389,13 @@ def test_every_stage_is_measured_on_the_planned_work(
     assert stages["train"]["cohort"]["tokens"] == trained
     assert trained < stages["train"]["cohort"]["executed_tokens"] <= trained + 8 * work.prompt_tokens
     step = stages["step"]["cohort"]
+    assert [stages[stage]["cohort"]["paths"].keys() for stage in stages] == [
+        {"sampling"},
+        {"training"},
+        {"sampling", "training"},
+    ]
+    assert step["paths"]["training"]["choice"].startswith("training with ")
+    assert step["paths"]["sampling"] == stages["rollout"]["cohort"]["paths"]["sampling"]
     assert step["tokens"] == work.tokens
     assert step["mismatch_mean"] < 1e-5
     assert {"rollout", "reward", "prepare", "pack", "update", "optimizer", "observe"} <= step["stages"].keys()
@@ -659,3 +666,12 @@ def test_training_cost_by_hand() -> None:
     # two completions of 2 and 3 tokens on one prompt of 4: 4 + 5 tokens, 6 * 7 / 2 + 7 * 8 / 2 pairs
     cost = estimate_training_cost(tiny, 4, [2, 3], group=2)
     assert cost == 6 * (tiny.body_parameters * 9 + tiny.head_parameters * 5) + 3 * 4 * 6 * 4 * 64 * (21 + 28)
+
+
+def test_rounds_through_different_code_are_not_joined() -> None:
+    first, second = (
+        {"cohort": {"seconds": [1.0], "paths": {"training": {"code": code}}}} for code in ("own kernels", "modules")
+    )
+    assert command.join_rounds(first, first)["cohort"]["seconds"] == [1.0, 1.0]
+    with pytest.raises(peers.BenchError, match=r"own kernels.*modules"):
+        command.join_rounds(first, second)

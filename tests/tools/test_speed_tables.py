@@ -21,7 +21,7 @@ import speed_peers as peers  # noqa: E402
 import speed_plot  # noqa: E402
 import speed_table  # noqa: E402
 from speed import Options, make_job  # noqa: E402
-from speed_cases import SpeedTarget, add_origin, compare_quoted  # noqa: E402
+from speed_cases import SpeedTarget, add_origin, check_paths, compare_quoted  # noqa: E402
 from speed_child import reset_resident_peak  # noqa: E402
 from speed_job import BenchJob  # noqa: E402
 from speed_plot import draw_bars, draw_curves  # noqa: E402
@@ -114,6 +114,19 @@ def test_targets() -> None:
     assert not SpeedTarget("step", "seconds", high=1.9).is_met(document)
     assert SpeedTarget("step", "peak_bytes", high=61 * 2**30).is_met(document)
     assert not SpeedTarget("step", "ratio:trl_vllm", low=0.0).is_met(document), "what was not measured is not met"
+
+
+def test_a_case_fails_if_other_code_ran() -> None:
+    document = h200_document()
+    ours = {stage: engines["cohort"] for stage, engines in document["stages"].items()}
+    graphs = {"code": "own kernels in CUDA graphs", "choice": "engine local: own kernels, captured in CUDA graphs"}
+    modules = {"code": "modules", "choice": "training with the modules of transformers (its hidden states differ)"}
+    ours["rollout"]["paths"], ours["train"]["paths"] = {"sampling": graphs}, {"training": modules}
+    ours["step"]["paths"] = {"sampling": graphs | {"code": "own kernels"}, "training": {"code": "own kernels", "choice": ""}}
+    rows, wrong = check_paths("case", document)
+    assert wrong == 2
+    assert [row.endswith("| FAIL |") for row in rows] == [False, True, True, False]
+    assert "modules: training with the modules of transformers (its hidden states differ)" in rows[1]
 
 
 def test_the_table_shows_what_was_measured() -> None:

@@ -108,6 +108,16 @@ class LocalEngine(SlotEngine):
             how = f"fused products, {'native attention' if self.compiled else f'attention in PyTorch ({self.why_not_native})'}"
         return how + (", captured in CUDA graphs" if self.cuda_graphs else "")
 
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        if self.fused is None:
+            own = "modules"
+        elif self.model.device.type == "cuda":
+            own = "own kernels"
+        else:
+            own = "compiled code" if self.compiled else "plain PyTorch"
+        return own + (" in CUDA graphs" if self.last.get("graphs", self.cuda_graphs) else "")
+
     # -- the workspace -------------------------------------------------------------------------------------------------
 
     def _prove_fused(self, kernels: str) -> tuple[FusedModel | None, str]:
@@ -214,6 +224,10 @@ class SnapshotEngine(Engine):
     @property
     def capabilities(self) -> Capabilities:
         return replace(self.engine.capabilities, shares_weights=False)
+
+    @property
+    def code(self) -> str:  # type: ignore[override]
+        return self.engine.code
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None

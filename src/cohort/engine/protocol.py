@@ -101,6 +101,9 @@ class Engine(Protocol):
     """Policy version of the weights."""
     last: dict[str, float]
     """Figures of the last call, for the metrics."""
+    code: str = "modules"
+    """What computes a token: "own kernels" or "own kernels in CUDA graphs" (GPU), "compiled code" or "plain PyTorch" (CPU), the
+    "modules" of transformers, or "servers"."""
 
     @property
     def capabilities(self) -> Capabilities: ...

@@ -73,6 +73,8 @@ class Policy:
         self.backbone: Backbone = ModuleBackbone(self.split.backbone, self.attention_configs)
         self.share_prompts = can_share_prompts(model, self.attention_configs)
         self.kernels, self.checkpointing = "modules", False
+        self.code, self.prepared = "modules", ""
+        """What computes hidden states ("own kernels", "compiled code" or "modules"), and the console message about it."""
         self.shards: PolicyShards | None = None
         """The trained shards, if the ranks shard the model. `model` is then whole only after `gather_weights`."""
         self.temperature = temperature
@@ -100,7 +102,11 @@ class Policy:
 
         On a CPU our kernels need compiled code. A run does not depend on it: the code that they replace is slower but has the same bits.
         """
-        self.kernels, self.checkpointing = kernels, checkpointing
+        self.kernels, self.checkpointing, self.code = kernels, checkpointing, "modules"
+        self.prepared = self._choose_backbone(kernels, checkpointing)
+        return self.prepared
+
+    def _choose_backbone(self, kernels: str, checkpointing: bool) -> str:
         if self.shards is not None:
             return self.shards.prepare(checkpointing)
         modules = ModuleBackbone(self.split.backbone, self.attention_configs, checkpointing)
@@ -120,7 +126,7 @@ class Policy:
             if kernels == "fused" and not on_cpu:
                 raise make_fused_error(problem) from problem
             return f"training with the modules of transformers ({describe_problem(problem)})"
-        self.backbone = fused
+        self.backbone, self.code = fused, "compiled code" if on_cpu else "own kernels"
         return f"training with own {'compiled code' if on_cpu else 'kernels'}"
 
     @property

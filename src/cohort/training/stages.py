@@ -247,6 +247,7 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
         "seconds": round(time.monotonic() - run.began, 2),
         "parameters": run.policy.num_parameters,
         "peak_memory_gib": round(measure_peak_memory(run.policy.device), 4),
+        "paths": describe_paths(run),
     }
     if written := [save.size for save in state.saves if save.size]:
         summary["saving"] = {
@@ -266,6 +267,14 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
     if state.best_step >= 0:
         summary["best"] = {"step": state.best_step, **describe_best(run.recipe, state)}
     return summary
+
+
+def describe_paths(run: Run) -> dict[str, dict[str, str]]:
+    """The code that samples and the code that trains, with the sentence that gives the reason for a slower choice."""
+    return {
+        "sampling": {"code": run.engine.code, "choice": run.engine_description},
+        "training": {"code": run.policy.code, "choice": run.policy.prepared},
+    }
 
 
 # -- evaluation --------------------------------------------------------------------------------------------------------

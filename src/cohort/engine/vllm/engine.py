@@ -69,6 +69,7 @@ def make_vllm(setup: EngineSetup) -> tuple[VllmEngine, str]:
 
 class VllmEngine(Engine):
     name = "vllm"
+    code = "servers"
 
     def __init__(self, setup: EngineSetup) -> None:
         assert setup.remote is not None
