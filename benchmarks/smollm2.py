@@ -72,7 +72,8 @@ def tune_peer(recipe: str, prefix: str, rates: Sequence[float], steps: int, micr
 
 
 MATH = "smollm2_math"
-WIDE = ("evaluation.samples=64", "evaluation.every_steps=20", "evaluation.every_problems=32", "checkpoints.every_steps=0")
+WIDE = ("evaluation.samples=64", "evaluation.every_steps=0", "checkpoints.every_steps=0")
+SHORT = ("evaluation.samples=16", "evaluation.every_steps=0", "checkpoints.every_steps=0")
 OBJECTIVES = {
     "grpo": ("algorithm.name=grpo",),
     "dr_grpo": ("algorithm.name=dr_grpo",),
@@ -84,19 +85,18 @@ GPU: dict[str, Stage] = {
     "clock": Stage(MATH, ("evaluation.samples=0", "seed=101", "num_steps=30")),
     "trl-clock": Stage(MATH, ("seed=101",), True, 1e-5, 8, micro_rows=512),
 }
-for _name, _words in OBJECTIVES.items():
-    GPU |= tune(MATH, _name, _words, (5e-6, 1e-5, 2e-5), 30)
-for _name, _words in ADAPTERS.items():
-    GPU |= tune(MATH, _name, _words, (1e-4, 2e-4, 4e-4, 8e-4), 30)
+GPU |= tune(MATH, "duel", (), (5e-6, 1e-5, 2e-5, 4e-5), 16)
 GPU |= tune_peer(MATH, "trl", (5e-6, 1e-5, 2e-5, 4e-5), 16)
-GPU |= {f"math-{seed}": Stage(MATH, (f"seed={seed}", *WIDE), tuned_by="rates-grpo-") for seed in range(3)}
+DUEL = ("num_steps=40", "evaluation.every_steps=10", "evaluation.every_problems=128", "checkpoints.every_steps=0")
+GPU |= {f"duel-{seed}": Stage(MATH, (f"seed={seed}", *DUEL), tuned_by="rates-duel-") for seed in range(3)}
 GPU |= {f"trl-math-{seed}": Stage(MATH, (f"seed={seed}",), True, 0.0, 40, 10, "rates-trl-") for seed in range(3)}
+for _name, _words in OBJECTIVES.items():
+    GPU |= tune(MATH, _name, _words, (1e-5, 2e-5), 120)
+GPU |= tune(MATH, "lora-16", ADAPTERS["lora-16"], (2e-4, 4e-4), 120)
+GPU |= tune(MATH, "lora-1", ADAPTERS["lora-1"], (4e-4, 8e-4), 120)
+GPU |= {f"math-{seed}": Stage(MATH, (f"seed={seed}", *WIDE), tuned_by="rates-grpo-") for seed in range(3)}
 GPU |= {
-    name: Stage(
-        MATH,
-        (*words, "seed=0", "evaluation.samples=16", "evaluation.every_steps=0", "checkpoints.every_steps=0"),
-        tuned_by=f"rates-{name}-",
-    )
+    name: Stage(MATH, (*words, "seed=0", *SHORT), tuned_by=f"rates-{name}-")
     for name, words in (OBJECTIVES | ADAPTERS).items()
     if name != "grpo"
 }

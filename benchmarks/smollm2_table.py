@@ -37,7 +37,7 @@ class Duel:
 DUELS = {
     "trl-cpu": Duel(("json-looks",), ("trl-json-0",), ("json-looks", "trl-json-0"), "new_rows", "cpu", "CPU seconds"),
     "trl-gpu": Duel(
-        ("math-0", "math-1", "math-2"),
+        ("duel-0", "duel-1", "duel-2"),
         ("trl-math-0", "trl-math-1", "trl-math-2"),
         ("clock", "trl-clock"),
         "one_operation",
