@@ -258,10 +258,13 @@ class Watcher:
     """A monitor as a person writes one: of no class of ours, with what it cares about."""
 
     def __init__(self):
-        self.stages, self.rows, self.ends = [], [], []
+        self.stages, self.rows, self.ends, self.progress = [], [], [], {}
 
     def on_stage(self, stage, total=0, done=0):
         self.stages.append((stage, total, done))
+
+    def on_progress(self, done, values):
+        self.progress[self.stages[-1][0]] = done
 
     def on_metrics(self, row):
         self.rows.append(row)
@@ -287,7 +290,10 @@ def test_monitors_from_python_watch_and_change_no_bit(model, capfd):
     assert differences(watched.folder, plain.folder) == []
     assert watcher.rows == rows_of(watched.folder)
     assert [row["step"] for row in watcher.rows] == [1, 2]
-    assert watcher.stages == [("baseline evaluation", 0, 0), ("training", 2, 0), ("final evaluation", 0, 0)]
+    numbers = watched.summary["eval"]["sets"]["held_out"]["after"]
+    drawn = int(numbers["completions"]) + int(numbers["problems"])  # and one greedy completion each
+    assert watcher.stages == [("baseline evaluation", drawn, 0), ("training", 2, 0), ("final evaluation", drawn, 0)]
+    assert watcher.progress == {"baseline evaluation": drawn, "final evaluation": drawn}
     assert watcher.ends == failing.ends == ["finished", "closed"]
     assert (
         capfd.readouterr().err.count("Failing failed in on_metrics (ValueError: no room for this row). Training continues") == 1

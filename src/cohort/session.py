@@ -311,7 +311,6 @@ class Session:
             )
             return
         if result is None:
-            self.monitors.on_stage("baseline evaluation" if label == "before" else "final evaluation")
             result = evaluate_policy(run, state, label, state.step)
         if label == "before":
             state.baseline = self.world.on_main(lambda: self.folder.evaluation(label, 0) or {})

@@ -66,6 +66,23 @@ def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
     assert sorted(seen) == [0, 1, 2]
 
 
+@pytest.mark.parametrize(("kind", "apart"), [(LocalEngine, None), (CachedEngine, None), (CachedEngine, "a test"), (HFEngine, None)])
+def test_progress_rises_to_one_within_a_call(kind, apart):
+    """Also if rows of different lengths are decoded one batch after the other, and with fewer slots than completions."""
+    engine, prompts = kind(EngineSetup(make_model(), text_of, 0 if kind is HFEngine else 3)), make_prompts(4)
+    if kind is CachedEngine:
+        engine.why_equal = apart
+    shares: list[float] = []
+    engine.on_progress = shares.append
+    for wanted in (sampling(max_completion_tokens=6, stop_ids=()), sampling(max_completion_tokens=6)):
+        shares.clear()
+        engine.generate(make_requests(prompts, 2), wanted, TRAIN)
+        assert len(shares) >= 8
+        assert shares == sorted(shares)
+        assert 0 < shares[0] <= 0.5
+        assert shares[-1] == 1.0
+
+
 @ALL
 def test_noise_may_begin_at_a_later_position(kind):
     """A later turn: the conversation is the prompt, and its completion continues the noise of the earlier turns."""

@@ -149,6 +149,19 @@ def test_all_sets_and_the_greedy_completions_are_one_call_of_the_engine():
     assert len(engine.calls[2][2]) == 12
 
 
+def test_the_engine_reports_its_progress_to_the_evaluation_and_to_nobody_later():
+    class Slow(ScriptedEngine):
+        def generate(self, *arguments):
+            self.on_progress(0.25)
+            return super().generate(*arguments)
+
+    engine, shares = Slow(), []
+    sets = {"a": make_prompts(["7 7 7 7"])}
+    evaluate(engine, sets, {"a": Verifier()}, sampling=SAMPLING, seed=3, resamples=100, on_progress=shares.append)
+    assert shares == [0.25]
+    assert engine.on_progress is None
+
+
 def draws_of(names, **others):
     """Set "s" -> the draws of its problems, when evaluated together with the other sets."""
     engine, prompts = ScriptedEngine(), {"s": make_prompts(["7 7 7 7"] * len(names), names)}

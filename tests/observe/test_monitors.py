@@ -13,6 +13,7 @@ import pytest
 from rich.cells import cell_len
 from rich.console import Console
 
+from cohort.base.text import write_duration
 from cohort.errors import Interrupted, RecipeError
 from cohort.observe.diagnosis.checks import FindingWatch
 from cohort.observe.monitors import MONITORS, build_monitors, find_monitor_problems
@@ -283,6 +284,29 @@ def test_cold_start_and_evaluation_lines(tmp_path):
     text = out.getvalue()
     assert "cold start 1/50 · loss 2.35 · success 12 %" in text or "cold start 1/50 · loss 2.34 · success 12 %" in text
     assert "baseline, held_out (512 problems): pass@1 54.1 % [51.0, 57.2] · pass@8 95.2 %" in text
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_a_long_evaluation_shows_its_progress_and_an_estimate(tmp_path, terminal):
+    """163 problems with 8 completions and a greedy one. In a log, a short evaluation has no line but its result."""
+    monitor, out, clock = make_console(tmp_path, terminal)
+    monitor.on_stage("baseline evaluation", total=1467)
+    lines, transient = [], monitor.progress and monitor.progress.live.transient
+    for done in range(0, 1468, 163):
+        clock.now += 4.0
+        monitor.on_progress(done, {})
+        lines += [monitor.progress.tasks[0].fields["facts"]] if monitor.progress else []
+    monitor.on_evaluation(EVALUATION)
+    monitor.on_stage("training", total=3)
+    if terminal:
+        assert lines == ["", *(f"at most {write_duration(4 * (9 - n) * (n + 1) / n)} left" for n in range(1, 9)), ""]
+        assert transient  # the line is erased at the end
+    else:
+        printed = [line for line in out.getvalue().splitlines() if line.startswith("baseline evaluation")]
+        assert printed == [
+            f"baseline evaluation {done}/1467 · at most {left} left" for done, left in ((489, "32 s"), (1141, "9 s"))
+        ]
+    monitor.close()
 
 
 def test_findings_are_printed_once_each_in_words(tmp_path):

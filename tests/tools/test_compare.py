@@ -605,6 +605,43 @@ def test_a_signal_repeated_within_a_second_counts_once(monkeypatch):
     assert len(seen) == 2
 
 
+def test_a_comparison_prints_what_its_runs_are_doing(tmp_path, recipe, stub, monkeypatch):
+    """Each change once; events from before a resume do not count."""
+    plan = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
+    open_output(plan).close()
+    monkeypatch.setattr("cohort.tools.compare.runner.PROGRESS_S", 0.0)
+    out = str(plan.output)
+    stub(
+        f"""
+name = pathlib.Path(words[3]).name.removesuffix(".toml")
+folder = pathlib.Path({out!r}) / name
+folder.mkdir(exist_ok=True)
+def note(at, kind, **facts):
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps(dict(time=time.time() + at, kind=kind, **facts)) + "\\n")
+    time.sleep(0.4)
+if name.startswith("grpo"):
+    note(-60.0, "stage", stage="final evaluation", total=5)
+    note(0.0, "stage", stage="baseline evaluation", total=1467, done=0)
+    note(0.0, "progress", stage="baseline evaluation", total=1467, done=512, values=dict())
+    note(0.0, "stage", stage="training", total=3, done=0)
+    (folder / "metrics.jsonl").write_text('{{"step": 1}}\\n')
+    note(0.0, "message", text="saved")
+(folder / "summary.json").write_text(json.dumps(dict(status="finished")))
+"""
+    )
+    said: list[str] = []
+    assert run_plan(plan, 1, said.append).failed == {}
+    assert [line.removeprefix("grpo-seed-0: ") for line in said if line.startswith("grpo") and "finished" not in line] == [
+        "started",
+        "loading",
+        "baseline evaluation, 0 of 1,467",
+        "baseline evaluation, 512 of 1,467",
+        "training, 0 of 3",
+        "training, 1 of 3",
+    ]
+
+
 def test_a_signal_is_passed_on_once_and_no_run_is_started(tmp_path, recipe, stub):
     plan = plan_of(tmp_path, ["grpo", "dr_grpo", "cold_start.num_steps=0"], recipe)
     open_output(plan).close()

@@ -45,6 +45,8 @@ class HFEngine(Engine):
                 completions.append(find_finished_prefix(request, sampling) or self.complete(request, sampling, noise))
                 if on_finish is not None:
                     on_finish(request, completions[-1])
+                if self.on_progress is not None:
+                    self.on_progress(len(completions) / len(requests))
         return completions
 
     def complete(self, request: Request, sampling: Sampling, noise: NoiseKey) -> Completion:

@@ -104,6 +104,8 @@ class Engine(Protocol):
     code: str = "modules"
     """What computes a token: "own kernels" or "own kernels in CUDA graphs" (GPU), "compiled code" or "plain PyTorch" (CPU), the
     "modules" of transformers, or "servers"."""
+    on_progress: Callable[[float], None] | None = None
+    """Called during `generate` with the share of the work that is done: of the tokens if every open completion ran to the limit."""
 
     @property
     def capabilities(self) -> Capabilities: ...

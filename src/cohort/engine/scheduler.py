@@ -208,8 +208,13 @@ class Decoding:
         sampling: Sampling,
         slots: int,
         on_finish: Callable[[np.ndarray], None] | None = None,
+        on_progress: Callable[[float], None] | None = None,
     ) -> None:
-        """on_finish(completions): called when a check finds completions finished; their `lengths_N` are then known."""
+        """on_finish(completions): called when a check finds completions finished; their `lengths_N` are then known.
+
+        on_progress(completions): called after each check with the completions done, open ones as the share of the limit they reached.
+        """
+        self.on_progress = on_progress
         self.parts, self.decoder, self.state, self.steps = parts, workspace.decoder, workspace.state, workspace.steps
         self.sampling, self.slots, self.work, self.on_finish = sampling, slots, work, on_finish
         self.width = workspace.width
@@ -239,6 +244,9 @@ class Decoding:
                 before, now = now, before
             if now is not None:
                 self.fill_slots(self.find_finished(now))
+            if self.on_progress is not None:
+                reached = self.counts_S[: self.live].sum() / self.sampling.max_completion_tokens
+                self.on_progress(float((self.lengths_N > 0).sum() + reached))
         return self.lengths_N
 
     def can_continue(self) -> bool:

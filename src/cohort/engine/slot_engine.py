@@ -66,6 +66,7 @@ class SlotEngine(Engine):
                 on_finish(request, completion)
         places = [place for place, completion in enumerate(found) if completion is None]
         if places:
+            self._completed, self._wanted = 0, len(places)
             open_requests = [requests[place] for place in places]
             sampled = self._decode(open_requests, sampling, noise, [most[place] for place in places], on_finish)
             for place, completion in zip(places, sampled, strict=True):
@@ -101,7 +102,8 @@ class SlotEngine(Engine):
                     on_finish(requests[number], completion)
 
             report = report_finished if on_finish is not None else None
-            decoding = Decoding(self.parts, workspace, Work.group_requests(requests), sampling, slots, report)
+            work = Work.group_requests(requests)
+            decoding = Decoding(self.parts, workspace, work, sampling, slots, report, self.on_progress and self._report_progress)
             try:
                 if workspace.steps is not None:
                     workspace.steps.step = decoding.step
@@ -116,6 +118,7 @@ class SlotEngine(Engine):
                 completions = [finished[number] for number in range(len(requests))]
             else:
                 completions = self._read_completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
+        self._completed += len(requests)
         decoded = int((lengths_N - decoding.work.begun_N - 1).sum())
         self.last = {
             "slots": float(slots),
@@ -127,6 +130,11 @@ class SlotEngine(Engine):
         }
         self._keep_or_drop(workspace)
         return completions
+
+    def _report_progress(self, completions: float) -> None:
+        """completions: of the current decoding; `generate` may need several."""
+        assert self.on_progress is not None
+        self.on_progress((self._completed + completions) / self._wanted)
 
     # -- for subclasses ------------------------------------------------------------------------------------------------
 

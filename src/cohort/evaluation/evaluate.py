@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -225,15 +225,23 @@ def evaluate(
     examples: int = 4,
     label: str = "",
     world: World = ALONE,
+    on_progress: Callable[[float], None] | None = None,
 ) -> Evaluation:
-    """Sample `sampling.group_size` completions per problem, score each set with its rewards, and estimate."""
+    """Sample `sampling.group_size` completions per problem, score each set with its rewards, and estimate.
+
+    on_progress: called during sampling with the share of it that is done, as the engine's `on_progress`.
+    """
     started = time.monotonic()
     sampling, noise = replace(sampling, with_greedy=greedy), NoiseKey(seed, "evaluate", step=0)
     draws = [pair for problems in prompts.values() for pair in zip(problems, key_draws(problems), strict=True)]
     mine = draws[world.block(len(draws))]
     requests = [Request(prompt, draw, sample) for prompt, draw in mine for sample in range(sampling.completions)]
     # One call for all sets and the greedy completions: each decode step of a call reads the whole model.
-    completions = world.compute(lambda: engine.generate(requests, sampling, noise))
+    engine.on_progress = on_progress
+    try:
+        completions = world.compute(lambda: engine.generate(requests, sampling, noise))
+    finally:
+        engine.on_progress = None
     groups_PG = iter(regroup(completions, len(draws), sampling.completions))
     sets, counts, per_problem = {}, {}, {}
     rows: list[Mapping[str, Any]] = []

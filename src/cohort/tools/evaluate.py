@@ -12,6 +12,7 @@ import json
 import re
 import tempfile
 from collections.abc import Container, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -294,6 +295,7 @@ def load_problems(problems: Problems) -> Data:
 def evaluate_target(console: Any, target: Target, problems: Problems, data: Data, rewards: RewardRunner) -> TargetResult:
     """Load the target's model, sample and score. Everything else comes from the problems' recipe."""
     from cohort.evaluation.evaluate import evaluate
+    from cohort.observe.monitors.console import ConsoleMonitor
     from cohort.training import build
     from cohort.training.stages import make_evaluation_sampling
 
@@ -309,18 +311,23 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
             say(console, f"warning: {name}: {encoded.reports[name]}")
     policy.set_longest(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
-    with follow_products(target.folder, policy, build.compute_dtype(target.recipe)):
+    drawn = make_evaluation_sampling(recipe, sampling)
+    total = sum(map(len, sets.values())) * (drawn.completions + recipe.evaluation.greedy)
+    progress = ConsoleMonitor(".", {}, console=console)
+    with follow_products(target.folder, policy, build.compute_dtype(target.recipe)), closing(progress):
         engine, _ = build.make_engine(recipe, policy, report=functools.partial(say, console))
         engine.sync(policy.read_weights(), 0)
+        progress.on_stage("evaluation", total=total)
         evaluation = evaluate(
             engine,
             sets,
             {name: rewards.for_set(name) for name in sets},
-            sampling=make_evaluation_sampling(recipe, sampling),
+            sampling=drawn,
             seed=recipe.seed,
             greedy=recipe.evaluation.greedy,
             resamples=recipe.evaluation.resamples,
             label=target.label,
+            on_progress=lambda share: progress.on_progress(int(share * total), {}),
         )
         engine.close()
     return TargetResult(target, evaluation, seen)

@@ -38,6 +38,7 @@ from cohort.training.trace import make_token_rows
 from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, merge_update_metrics
 from cohort.types import NoiseKey, Prompt, Rollout, Sampling
 
+EVALUATION_STAGES = {"before": "baseline evaluation", "after": "final evaluation"}
 CHECKED_UPDATES = 2
 """Updates checked per process: the first step, and the next one, where a copy or cache that missed the first update shows."""
 UNSCORED_STEPS = 5
@@ -284,8 +285,11 @@ def evaluate_policy(run: Run, state: TrainState, label: str, step: int) -> Evalu
     """Evaluate the current policy on the held-out sets and write the result to the run folder."""
     sync_engine(run, state)
     recipe = run.recipe.evaluation
-    sets = dict(run.evaluation_sets)
-    if label == "during":
+    sets, total = dict(run.evaluation_sets), 0
+    if stage := EVALUATION_STAGES.get(label):
+        total = sum(map(len, sets.values())) * (recipe.samples + recipe.greedy)
+        run.monitors.on_stage(stage, total=total)
+    else:
         sets = {name: sets[name][: recipe.every_problems] for name in list_training_sets(run.recipe)}
     result = evaluate(
         run.engine,
@@ -299,6 +303,7 @@ def evaluate_policy(run: Run, state: TrainState, label: str, step: int) -> Evalu
         resamples=recipe.resamples,
         label=label,
         world=run.world,
+        on_progress=(lambda share: run.monitors.on_progress(int(share * total), {})) if stage else None,
     )
     if label in ("before", "after"):
         run.folder.write_samples(label, result.examples)

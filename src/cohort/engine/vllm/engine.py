@@ -216,6 +216,8 @@ class VllmEngine(Engine):
             found[place] = completion
             if on_finish is not None:
                 on_finish(requests[place], completion)
+            if self.on_progress is not None:
+                self.on_progress(len(found) / len(requests))
 
         jobs = []
         for place, request in enumerate(requests):

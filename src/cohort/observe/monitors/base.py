@@ -53,11 +53,11 @@ class Monitor:
     def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
         """A stage begins: "cold start", "baseline evaluation", "training", "final evaluation".
 
-        total: its number of steps (0: unknown); done: steps already taken by an earlier process.
+        total: its number of steps, or of an evaluation's completions (0: unknown); done: steps already taken by an earlier process.
         """
 
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        """Progress within a stage without metric rows, such as the cold start: {"loss": 1.2, "success": 0.3}."""
+        """Progress within a stage without metric rows: {"loss": 1.2, "success": 0.3} of the cold start, {} of an evaluation."""
 
     def on_sampling(self, done: int, total: int) -> None:
         """Completions sampled in this step. Called after each completion if rewards are computed during sampling."""

@@ -69,7 +69,7 @@ class ConsoleMonitor(Monitor):
         self.rows = list(rows)
         self.console = console or make_console(EnduringConsole)
         self.interval_s, self.clock = interval_s, clock
-        self.stage, self.total = "", 0
+        self.stage, self.total, self.began = "", 0, 0.0
         self.last_line = float("-inf")
         self.pending = ""
         self.facts: Sequence[str] = ()
@@ -82,7 +82,9 @@ class ConsoleMonitor(Monitor):
 
     def on_stage(self, stage: str, total: int = 0, done: int = 0) -> None:
         self.end_stage()
-        self.stage, self.total, self.last_line = stage, total, float("-inf")
+        self.stage, self.total, self.began = stage, total, self.clock()
+        # An evaluation ends with a line of results, so only a long one has lines of progress.
+        self.last_line = self.began if self.is_evaluation else float("-inf")
         if not self.console.is_terminal:
             return
         columns = (
@@ -91,13 +93,20 @@ class ConsoleMonitor(Monitor):
             *((MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=2 * len(str(total)) + 1)),) if total else ()),
             TextColumn("{task.fields[facts]}", table_column=Column(no_wrap=True)),
         )
-        # The line of a stage without a number of steps disappears at its end: only its result stays.
-        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=not total)
+        self.progress = Progress(*columns, console=self.console, refresh_per_second=4, transient=self.is_evaluation)
         self.progress.add_task(stage, total=total or None, completed=done, facts="")
         self.progress.start()
 
+    @property
+    def is_evaluation(self) -> bool:
+        return self.stage.endswith("evaluation")
+
     def on_progress(self, done: int, values: Mapping[str, float]) -> None:
-        self.show_facts(done, [f"{name} {write_percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()])
+        facts = [f"{name} {write_percent(v) if name == 'success' else f'{v:.3g}'}" for name, v in values.items()]
+        if self.is_evaluation and done:  # at most: completions may end before the limit
+            left = (self.clock() - self.began) / done * (self.total - done)
+            facts = [f"at most {write_duration(left)} left"] if left else []
+        self.show_facts(done, facts)
 
     def on_metrics(self, row: Mapping[str, Any]) -> None:
         self.rows.append(row)
@@ -136,10 +145,10 @@ class ConsoleMonitor(Monitor):
             return
         line = f"{self.stage} {done}/{self.total}" if self.total else f"{self.stage} {done}"
         line = " · ".join(filter(None, [line, self.fit_facts(facts)]))
-        if self.clock() - self.last_line >= self.interval_s or done == self.total:
+        if self.clock() - self.last_line >= self.interval_s or (done == self.total and not self.is_evaluation):
             self.print_line(line)
             self.last_line, self.pending = self.clock(), ""
-        else:
+        elif not self.is_evaluation:
             self.pending = line
 
     def fit_facts(self, facts: Sequence[str]) -> str:

@@ -23,11 +23,15 @@ from typing import Any
 from cohort.base.interrupts import PATIENCE_S
 from cohort.base.processes import PARENT_VARIABLE
 from cohort.base.text import write_duration
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.observe.outcome import describe_before_and_after
 from cohort.observe.run_folder import RunFolder
 from cohort.tools.compare.plan import Plan, PlannedRun
+from cohort.tools.dashboard.run_index import describe_stage
 
 POLL_S = 0.05
+PROGRESS_S = 15.0
+"""Seconds between two lines about a run."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 KILL_AFTER = 3
 """The third signal kills the children. The first lets them save, the second interrupts that."""
@@ -39,6 +43,10 @@ class Child:
     process: subprocess.Popen[bytes]
     signals_sent: int = 0
     started: float = field(default_factory=time.monotonic)
+    begun: float = field(default_factory=time.time)
+    """As `started`, by the clock of the run's events."""
+    progress: str = ""
+    """The last line about it."""
 
 
 @dataclass
@@ -54,6 +62,7 @@ def run_plan(plan: Plan, jobs: int, say: Callable[[str], None]) -> Outcome:
     waiting = list_unfinished(plan, say)
     children: list[Child] = []
     environment = make_environment(jobs)
+    due = time.monotonic() + PROGRESS_S
     with collect_signals() as signals:
         while waiting or children:
             if signals:
@@ -70,6 +79,10 @@ def run_plan(plan: Plan, jobs: int, say: Callable[[str], None]) -> Outcome:
             for child in [child for child in children if child.process.poll() is not None]:
                 children.remove(child)
                 waiting = end_child(plan, child, waiting, outcome, bool(signals), say)
+            if time.monotonic() >= due:
+                due += PROGRESS_S
+                for child in children:
+                    report_progress(plan, child, say)
             if children:
                 time.sleep(POLL_S)
     outcome.interrupted = bool(signals)
@@ -166,6 +179,20 @@ def end_child(
         outcome.failed |= {other.name: f"{run.name} failed: {reason}" for other in waiting if other.start == run.name}
         return [other for other in waiting if other.start != run.name]
     return waiting
+
+
+def report_progress(plan: Plan, child: Child, say: Callable[[str], None]) -> None:
+    """Print the stage of a run, such as "baseline evaluation, 512 of 1,467", unless nothing has changed."""
+    folder = RunFolder(plan.folder(child.run.name))
+    events = [event for event in read_rows(folder.events_file) if event["kind"] in ("stage", "progress")]
+    events = [event for event in events if event["time"] >= child.begun]  # others are from before a resume
+    event = events[-1] if events else {"stage": "loading"}
+    if event["stage"] == "training":
+        total = next(one["total"] for one in reversed(events) if one["stage"] == "training" and one["kind"] == "stage")
+        event = {"stage": "training", "done": len(folder.metrics()), "total": total}
+    if (progress := describe_stage(event)) != child.progress:
+        child.progress = progress
+        say(f"{child.run.name}: {progress}")
 
 
 def describe_result(plan: Plan, run: PlannedRun) -> str:
