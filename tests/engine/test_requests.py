@@ -66,7 +66,9 @@ def test_a_prefix_that_is_whole_comes_back_as_it_is(kind):
     assert sorted(seen) == [0, 1, 2]
 
 
-@pytest.mark.parametrize(("kind", "apart"), [(LocalEngine, None), (CachedEngine, None), (CachedEngine, "a test"), (HFEngine, None)])
+@pytest.mark.parametrize(
+    ("kind", "apart"), [(LocalEngine, None), (CachedEngine, None), (CachedEngine, "a test"), (HFEngine, None)]
+)
 def test_progress_rises_to_one_within_a_call(kind, apart):
     """Also if rows of different lengths are decoded one batch after the other, and with fewer slots than completions."""
     engine, prompts = kind(EngineSetup(make_model(), text_of, 0 if kind is HFEngine else 3)), make_prompts(4)

@@ -103,7 +103,9 @@ class SlotEngine(Engine):
 
             report = report_finished if on_finish is not None else None
             work = Work.group_requests(requests)
-            decoding = Decoding(self.parts, workspace, work, sampling, slots, report, self.on_progress and self._report_progress)
+            decoding = Decoding(
+                self.parts, workspace, work, sampling, slots, report, self.on_progress and self._report_progress
+            )
             try:
                 if workspace.steps is not None:
                     workspace.steps.step = decoding.step
