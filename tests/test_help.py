@@ -63,6 +63,15 @@ def test_no_summary_is_cut_off_and_no_line_is_wider_than_a_terminal():
         assert [line for line in text.splitlines() if len(line) > 80] == [], name
 
 
+def test_a_usage_line_says_what_may_be_left_out_and_repeated():
+    usages = {name: help_of(name).splitlines()[0].removeprefix("Usage: cohort [OPTIONS]").strip() for name in COMMANDS}
+    assert usages["train"] == "[RECIPE] [KEY=VALUE]..."
+    assert usages["report"] == "RUN..."
+    assert usages["export"] == "RUN [OUT]"
+    for name, usage in usages.items():
+        assert not re.search(r"[{}]|None|\]\]|\.\.\.\]", usage), (name, usage)
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_an_example_that_can_be_typed(name):
     examples = examples_of(help_of(name))

@@ -408,9 +408,11 @@ def test_few_held_out_problems_are_said_in_the_first_lines():
 
     assert told(held_out=30) == []
     assert told(held_out=16, named=20) == [
-        "held_out has 16 problems: one is 6.2 points of greedy accuracy, and few changes will be clear; give it 30 or more: rows, a "
-        "larger evaluation.held_out, or a set under [evaluation.sets].",
-        "named has 20 problems: one is 5.0 points of greedy accuracy, and few changes will be clear; raise evaluation.max_problems from 20.",
+        "held_out has 16 problems, named has 20 problems: one is up to 6.2 points of greedy accuracy, and few changes will be clear; give "
+        "each 30 or more: rows, a larger evaluation.held_out, or a set under [evaluation.sets]."
+    ]
+    assert told(named=20) == [
+        "named has 20 problems: one is 5.0 points of greedy accuracy, and few changes will be clear; raise evaluation.max_problems from 20."
     ]
     assert "and 2 problems are too few for an interval; it takes 6; give" in told(held_out=2)[0]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
@@ -27,7 +26,6 @@ app = typer.Typer(
 @contextmanager
 def print_plain_errors() -> Iterator[None]:
     """Print Cohort's own errors and file errors without a traceback; a traceback means a bug."""
-    from cohort.base.text import make_printable
     from cohort.errors import CohortError, RecipeError
 
     try:
@@ -41,7 +39,9 @@ def print_plain_errors() -> Iterator[None]:
         message = f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}"
     else:
         return
-    print_error(f"error: {make_printable(message)}")  # it may quote model output with control characters
+    from cohort.observe.terminal import print_error
+
+    print_error(message)
     raise typer.Exit(1)
 
 
@@ -52,19 +52,6 @@ def refuse_ranks(command: str) -> None:
     if command not in MULTI_RANK and "RANK" in os.environ and os.environ.get("WORLD_SIZE", "1") != "1":
         several = f"{', '.join(MULTI_RANK[:-1])} and {MULTI_RANK[-1]}"
         raise RankError(f"cohort {command} runs in one process: start it without torchrun, which is for {several}.")
-
-
-def print_error(text: str) -> None:
-    """Print to stderr, wrapped between words on a terminal."""
-    if not sys.stderr.isatty():
-        typer.echo(text, err=True)
-        return
-    from rich.console import Console
-    from rich.text import Text
-
-    from cohort.observe.terminal import print_wrapped
-
-    print_wrapped(Console(stderr=True, highlight=False), Text(text))
 
 
 def print_version(requested: bool) -> None:

@@ -130,7 +130,7 @@ class Session:
                 for check in [] if self.found else run_cheap_checks(assembled[0], assembled[2]):
                     if check.blocks:
                         raise RunError(f"{check.name}: {check.text}")
-                    if check.level != "ok":
+                    if check.level in ("warning", "failure"):
                         self._notify(f"warning: {check.name}: {check.text}")
                 run, state, encoded = assembled  # only from here on is there a state to save
                 self._cold_start(run, state, encoded)

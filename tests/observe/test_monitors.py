@@ -328,8 +328,19 @@ def test_the_end_shows_before_and_after_and_the_report(tmp_path):
     assert "54.1 % [51.0, 57.2]" in text
     assert "+41.1" in text
     assert str(tmp_path / "report.html") in text.replace("\n", "")
-    monitor.on_finish({"status": "interrupted", "steps": 1})
-    assert f"cohort resume {tmp_path}" in out.getvalue().replace("\n", "")
+
+
+def test_the_command_to_resume_is_the_last_message_after_the_last_step_and_printed_once(tmp_path):
+    monitor, out, clock = make_console(tmp_path)
+    monitor.on_stage("training", total=100)
+    for step in (1, 2):  # step 2 is held back for the next line
+        monitor.on_metrics(row(step))
+        clock.now += 2.0
+    monitor.on_message("SIGINT: saved. Resume with: cohort resume runs/a")
+    monitor.on_finish({"status": "interrupted", "steps": 2, "resume": "cohort resume runs/a"})
+    words = [line.split(" · ")[0] for line in out.getvalue().splitlines()]
+    assert words[:3] == ["training 1/100", "training 2/100", "SIGINT: saved. Resume with: cohort resume runs/a"]
+    assert out.getvalue().count("cohort resume") == 1
 
 
 def test_the_end_says_where_the_time_went(tmp_path):

@@ -23,7 +23,6 @@ from cohort.engine.requests import find_single_token
 from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.loading import pick_device
 from cohort.model.scratch import build_scratch
-from cohort.observe.monitors.console import ConsoleMonitor
 from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, list_leaf_fields, load_recipe
 from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
@@ -115,7 +114,7 @@ def test_the_doctor_shows_a_missing_column_among_its_checks(world, tmp_path):
     server, _ = world
     child = server.run("doctor", write_recipe(tmp_path / "gold.toml", **from_file(rows_file(tmp_path))))
     assert child.wait() == 1
-    assert "FAILURE columns         prompts: reward 'math_answer' needs the column 'answer'" in child.output
+    assert "FAILURE columns          prompts: reward 'math_answer' needs the column 'answer'" in child.output
     assert "Traceback" not in child.output
     assert "TypeError" not in child.output
 
@@ -461,14 +460,6 @@ def test_an_interrupted_run_names_a_way_to_go_on_that_works(function, words):
     assert words in Session._resume_command(run)
 
 
-def test_the_last_lines_of_an_interrupted_run_name_that_way_too(tmp_path, capsys):
-    monitor = ConsoleMonitor(tmp_path / "x", {})
-    monitor.on_finish({"status": "interrupted", "resume": "cohort.resume('x', rewards=[...])"})
-    assert "resume   cohort.resume('x', rewards=[...])" in capsys.readouterr().out
-    monitor.on_finish({"status": "interrupted"})
-    assert "resume   cohort resume" in capsys.readouterr().out
-
-
 def test_a_reference_cannot_come_in_the_middle_of_a_run(tmp_path):
     """It was said that the starting weights had changed, of a run that had never needed them."""
     settings = {"algorithm.name": "dr_grpo", "train.num_steps": 3, "evaluation.samples": 0, "checkpoints.every_steps": 1}
@@ -512,3 +503,10 @@ def test_nobody_is_trusted_who_is_not_there():
             load_recipe(None, [f"{word}=true"])
     with pytest.raises(RecipeError, match=r"evaluation\.sets\.mine\.chat_template: a run has one chat template"):
         build_recipe({"evaluation": {"sets": {"mine": {"source": "x.jsonl", "chat_template": "y.jinja"}}}})
+
+
+def test_a_key_in_the_wrong_section_names_the_one_section_that_training_reads(tmp_path):
+    file = tmp_path / "misplaced.toml"
+    file.write_text("[train]\nlearning_rate = 1e-4\n")
+    with pytest.raises(RecipeError, match=r"'learning_rate' in \[train\]; it belongs to optimizer.learning_rate$"):
+        load_recipe(file)

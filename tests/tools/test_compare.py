@@ -510,6 +510,14 @@ def test_the_table_of_algorithms_lists_their_choices(capsys):
     print_algorithms([])
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines()] == ["algorithm", *PRESETS]
+    with pytest.MonkeyPatch.context() as patched:  # a terminal of 80 columns: no name is cut
+        for name, value in {"TTY_COMPATIBLE": "1", "TERM": "dumb", "COLUMNS": "80"}.items():
+            patched.setenv(name, value)
+        print_algorithms([])
+    narrow = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in narrow if not line.startswith(" ")} == {"algorithm", *PRESETS}
+    assert max(map(len, narrow)) <= 80
+    assert "…" not in "".join(narrow)
     print_algorithms(["grpo"])
     assert re.search(r"kl_coef +0\.04 +Weight of the KL", capsys.readouterr().out)
     print_algorithms(["grpo", "gspo"])

@@ -224,7 +224,7 @@ def test_paired_lines_do_not_wrap_and_missing_common_problems_are_reported():
     first = result_of("runs/a-rather-long-name", ["a", "b"], ["00", "01"])
     line, two = printed(result_of("runs/another-long-name", ["b", "c"], ["11", "01"]))
     assert line == (
-        "held_out pass@1: runs/another-long-name against runs/a-rather-long-name +50.0 points (paired over 1 problems, p = 1; "
+        "held_out pass@1: runs/another-long-name against runs/a-rather-long-name +50.0 points (paired over 1 problem, p = 1; "
         "1 problem is too few for an interval; it takes 6): no clear difference"
     )
     assert two.startswith("held_out pass@2: runs/another-long-name against runs/a-rather-long-name +0.0 points (")

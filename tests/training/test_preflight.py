@@ -12,7 +12,7 @@ from cohort.errors import RunError
 from cohort.recipe.values import Materials
 from cohort.rewards.contract import RewardPart
 from cohort.rewards.runner import RewardRunner
-from cohort.training.preflight import check_reference_answers
+from cohort.training.preflight import check_reference_answers, check_share
 from cohort.types import Prompt
 from session_tools import tiny
 
@@ -104,6 +104,15 @@ def test_a_reward_that_fails_on_some_reference_answers_is_a_warning():
     check = check_reward(half)
     assert (check.level, check.blocks) == ("failure", False)
     assert "failed on 20 of 40 completions" in check.text
+
+
+def test_what_was_not_checked_is_skipped_not_ok():
+    runner = SimpleNamespace(for_set=lambda name: SimpleNamespace(parts=()))
+    run = SimpleNamespace(recipe=SimpleNamespace(cold_start=SimpleNamespace(completion_column="demonstration")), rewards=runner)
+    (check,) = check_reference_answers(run, [Prompt(0, "a", {}, (1,)), Prompt(1, "b", {}, (1,))])
+    assert (check.level, "neither an `answer` nor a demonstration" in check.text) == ("skip", True)
+    same = check_share("shuffled answers", [], "answers of other rows score as success")
+    assert (same.level, same.text) == ("skip", "all rows have the same answer")
 
 
 @pytest.mark.parametrize(("sets", "blocks"), [({}, False), ({"held_out": PROMPTS}, True)])

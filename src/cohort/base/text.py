@@ -111,7 +111,8 @@ def make_table(heads: Sequence[str], rows: Iterable[Sequence[str]], texts: int =
 
     table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0), header_style="bold")
     for place, head in enumerate(heads):
-        table.add_column(Text(make_printable(head)), justify="left" if place < texts else "right", no_wrap=place >= texts)
+        justify: Any = "left" if place < texts else "right"
+        table.add_column(Text(make_printable(head)), justify=justify, no_wrap=place >= texts, overflow="fold")
     for cells in rows:
         table.add_row(*(Text(make_printable(cell)) for cell in cells))
     return table

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cohort.base.keyed import keyed_permutation, keyed_share
+from cohort.base.text import write_count
 from cohort.data.rows import Content, Row, list_columns, render
 from cohort.errors import PromptError
 from cohort.model.chat import ChatCodec
@@ -47,7 +48,7 @@ class PromptReport:
     """Prompts with the tokenizer's unknown token: the model cannot distinguish those characters."""
 
     def __str__(self) -> str:
-        text = f"{self.kept} prompts of {self.mean_length:.0f} tokens on average, the longest {self.longest}"
+        text = f"{write_count(self.kept, 'prompt')} of {write_count(round(self.mean_length), 'token')} on average, the longest {self.longest}"
         if self.too_long:
             text += (
                 f"; {self.too_long} of {self.rows} left out because they are longer than max_prompt_tokens = {self.max_prompt_tokens} "

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from cohort.base.hub import use_cache_if_offline
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.text import has_lone_surrogate, make_printable
 from cohort.base.trees import copy_value
@@ -307,14 +308,16 @@ def read_saved(path: Path, split: str, section: str) -> Iterable[Any]:
 def load_hub(config: PromptsConfig, section: str) -> Iterable[Any]:
     from datasets import load_dataset
 
-    try:
-        return load_dataset(config.source, split=config.split, **config.args)
-    except Exception as problem:  # errors of datasets, the hub or the network
-        first_line = str(problem).strip().partition("\n")[0]
-        raise PromptError(
-            f"{section}.source: {config.source!r} is not a file or folder here{suggest_file(Path(config.source))}, and loading it as a "
-            f"hub dataset (split {config.split!r}, args {config.args}) failed: {type(problem).__name__}: {first_line}"
-        ) from problem
+    with use_cache_if_offline(config.source, "datasets.config") as offline:
+        try:
+            return load_dataset(config.source, split=config.split, **config.args)
+        except Exception as problem:  # errors of datasets, the hub or the network
+            first_line = str(problem).strip().partition("\n")[0]
+            called = f" (split {config.split!r}, args {config.args}) failed: {type(problem).__name__}: {first_line}"
+            raise PromptError(
+                f"{section}.source: {config.source!r} is not a file or folder here{suggest_file(Path(config.source))}, and loading it as "
+                f"a hub dataset{f' failed: {offline}.' if offline else called}"
+            ) from problem
 
 
 # --- functions -------------------------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from cohort.base.text import write_estimate
+from cohort.base.text import write_count, write_estimate
 
 CHUNK = 2_000_000
 """Numbers in memory at once while resampling; no effect on the result."""
@@ -85,7 +85,7 @@ class PairedDifference:
     @property
     def sureness(self) -> str:
         """How certain the change is: "95 % interval +3.1 to +9.0, paired over 64 problems, p = 0.002"."""
-        sure = f"paired over {self.problems} problems, p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.2g}'}"
+        sure = f"paired over {write_count(self.problems, 'problem')}, p {'< 0.001' if self.p_value < 0.001 else f'= {self.p_value:.2g}'}"
         if self.low is None or self.high is None:
             return f"{sure}; {self.reason}"
         return f"95 % interval {100 * self.low:+.1f} to {100 * self.high:+.1f}, {sure}"
@@ -216,7 +216,7 @@ def estimate(values_per_problem: Sequence[float], resamples: int, seed: int, *, 
 
 def why_no_interval(problems: int) -> str:
     """Why this many problems have no interval; "" if they have one."""
-    few = "1 problem is" if problems == 1 else f"{problems} problems are"
+    few = f"{write_count(problems, 'problem')} {'is' if problems == 1 else 'are'}"
     return f"{few} too few for an interval; it takes {FEWEST_FOR_INTERVAL}" if problems < FEWEST_FOR_INTERVAL else ""
 
 

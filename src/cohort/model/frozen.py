@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cohort.base.hub import use_cache_if_offline
 from cohort.errors import ModelError, RunError
 from cohort.model import four_bit, lora
 from cohort.model.architecture import count_positions
@@ -194,7 +195,10 @@ def inspect_teacher(settings: TeacherConfig, policy: Policy, longest: int = 0) -
         )
     refuse_unfit_source(source, "teacher.source", trusted=trusted)
     try:
-        config = AutoConfig.from_pretrained(source, trust_remote_code=trusted, **({"revision": revision} if revision else {}))
+        with use_cache_if_offline(source):
+            config = AutoConfig.from_pretrained(
+                source, trust_remote_code=trusted, **({"revision": revision} if revision else {})
+            )
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=trusted)
     except LOADING_PROBLEMS as problem:

@@ -18,6 +18,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 
+from cohort.base.hub import use_cache_if_offline
 from cohort.errors import ModelError
 from cohort.model import four_bit, lora
 from cohort.model.sources import find_folder, refuse_unfit_source
@@ -140,15 +141,16 @@ def load_pretrained(
     tokenizer = read_tokenizer(source, revision, field, trusted)
     loaded: Any
     try:
-        loaded = getattr(transformers, kind).from_pretrained(
-            source,
-            dtype=dtype,
-            trust_remote_code=trusted,
-            # Reported below by name; transformers would print a table and raise.
-            ignore_mismatched_sizes=True,
-            output_loading_info=True,
-            **options,
-        )
+        with use_cache_if_offline(source):
+            loaded = getattr(transformers, kind).from_pretrained(
+                source,
+                dtype=dtype,
+                trust_remote_code=trusted,
+                # Reported below by name; transformers would print a table and raise.
+                ignore_mismatched_sizes=True,
+                output_loading_info=True,
+                **options,
+            )
     except LOADING_PROBLEMS as problem:
         refuse_code(problem, source, field)
         raise ModelError(
@@ -299,8 +301,13 @@ def refuse_missing_rows(model: Any, tokenizer: Any, source: str, field: str) -> 
 def read_tokenizer(source: str, revision: str, field: str, trusted: bool = False) -> Any:
     """`load_tokenizer`, with a ModelError for files that cannot be read."""
     try:
-        return load_tokenizer(source, revision, trusted)
+        with use_cache_if_offline(source) as offline:
+            return load_tokenizer(source, revision, trusted)
     except Exception as problem:  # the Rust tokenizer raises bare Exceptions for a damaged file
+        if offline:
+            raise ModelError(
+                f"{field}: there is no folder {source!r}, and loading it from the hub failed: {offline}."
+            ) from problem
         refuse_code(problem, source, field)
         if isinstance(problem, StrictDataclassError):  # transformers reads config.json to choose the tokenizer
             raise ModelError(

@@ -16,7 +16,7 @@ from rich.cells import cell_len, chop_cells
 from rich.console import Console
 from rich.text import Text
 
-from cohort.base.text import make_printable, shorten_text
+from cohort.base.text import make_printable, shorten_text, write_count
 from cohort.observe.rollouts import find_parts, order_useful_first
 
 Row = Mapping[str, Any]
@@ -113,7 +113,7 @@ def describe_completion(row: Row) -> str:
     if row.get("extracted") is not None:
         words.append(f"extracted {shorten_lines(str(row['extracted']), SHORT_COLUMN)}")
     if row.get("length") is not None:
-        words.append(f"{row['length']} tokens{', truncated' if row['end'] == 'length' else ''}")
+        words.append(write_count(row["length"], "token") + (", truncated" if row["end"] == "length" else ""))
     words += [f"fault {', '.join(row['faults'])}"] if row.get("faults") else []
     return make_printable(" · ".join(words))
 
@@ -159,22 +159,40 @@ def columns_are_set() -> bool:
     return os.environ.get("COLUMNS", "").isdecimal()
 
 
-def print_wrapped(console: Console, text: Text) -> None:
+def print_whole(console: Console, text: str | Text, indent: int = INDENT) -> None:
+    """Print a sentence as one line into a file or pipe, where programs read it; on a terminal, wrapped between words."""
+    text = Text(text) if isinstance(text, str) else text
+    if console.is_terminal:
+        print_wrapped(console, text, indent)
+    else:
+        console.print(text, soft_wrap=True)
+
+
+def print_error(text: str) -> None:
+    print_whole(Console(stderr=True, highlight=False), f"error: {make_printable(text)}")
+
+
+def print_wrapped(console: Console, text: Text, indent: int = INDENT) -> None:
     """Print a sentence, wrapped between words. Paths and other long words are not split, so that they can be copied."""
-    room = max(20, line_width(console) - INDENT)
-    lines = [piece for line in text.split("\n", allow_blank=True) for piece in line.divide(find_breaks(line.plain, room))]
+    room = max(20, line_width(console) - indent)
+    first, *rest = text.split("\n", allow_blank=True)
+    lines = list(first.divide(find_breaks(first.plain, room, wider=indent - INDENT)))
+    lines += [piece for line in rest for piece in line.divide(find_breaks(line.plain, room))]
     for number, line in enumerate(lines):
         line.rstrip()
-        console.print(Text(" " * INDENT if number else "").append_text(line), soft_wrap=True)
+        console.print(Text(" " * indent if number else "").append_text(line), soft_wrap=True)
 
 
-def find_breaks(line: str, room: int) -> list[int]:
-    """Positions between words at which a line is wrapped."""
-    found, taken = [], cell_len(line) - cell_len(line.lstrip())
-    for word in re.finditer(r"\S+\s*", line):
-        if taken and taken + cell_len(word.group().rstrip()) > room:
+def find_breaks(line: str, room: int, wider: int = 0) -> list[int]:
+    """Positions between words at which a line is wrapped; a number and its per cent sign are one word.
+
+    wider: columns that only the first piece has.
+    """
+    found, taken = [], cell_len(line) - cell_len(line.lstrip()) - wider
+    for word in re.finditer(r"\S+( %\S*)?\s*", line):
+        if taken > -wider and taken + cell_len(word.group().rstrip()) > room:
             found.append(word.start())
-            taken = 0
+            taken = wider = 0
         taken += cell_len(word.group())
     return found
 

@@ -181,7 +181,7 @@ def print_algorithms(names: Sequence[str]) -> None:
     rows = {name: read_preset(name) for name in names or PRESETS}
     used = [list_used(choices) for choices in rows.values()]
     heads: Sequence[str]
-    cells: list[Sequence[str]]
+    cells: Sequence[Sequence[str]]
     if not names:
         heads = ("algorithm", *COLUMNS)
         cells = [(name, *list_cells(AlgorithmConfig(name=name))) for name in rows]
@@ -195,5 +195,7 @@ def print_algorithms(names: Sequence[str]) -> None:
         heads = ("setting", *rows)
         shown = [choice for choice in find_differing(used) if choice != "name"]
         cells = [(choice, *(format_value(row[choice]) if choice in row else "-" for row in used)) for choice in shown]
-    width = None if Console().is_terminal else WHOLE_LINES
-    Console(highlight=False, width=width).print(make_table(heads, cells, texts=len(heads)))
+    console = Console(highlight=False, width=None if Console().is_terminal else WHOLE_LINES)
+    if not names and sum(max(map(len, column)) + 2 for column in zip(heads, *cells, strict=True)) > console.width:
+        heads, *cells = [(name, " · ".join(filter(None, rest))) for name, *rest in (heads, *cells)]
+    console.print(make_table(heads, cells, texts=len(heads)))

@@ -276,6 +276,7 @@ def suggest_key(
     if key in UNCLEAR:
         return f": {UNCLEAR[key]}"
     homes = [path for path, _ in list_leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == key]
+    homes = [PREFERRED[key]] if key in PREFERRED else homes
     return suggest_nearest(key, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
 
 

@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.text import write_count
+from cohort.base.text import make_printable, write_count
 from cohort.base.world import World
 from cohort.errors import EngineError, RankError
 from cohort.observe.run_folder import RunFolder
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from cohort.training.preflight import Check
     from cohort.training.run import Run
 
-MARKS = {"ok": "[green]ok[/]     ", "warning": "[yellow]warning[/]", "failure": "[bold red]FAILURE[/]"}
+STYLES = {"ok": "green", "skip": "cyan", "warning": "yellow", "failure": "bold red"}
 
 
 def run_doctor(recipe: Recipe, ranks: int = 0) -> bool:
@@ -109,18 +109,22 @@ def check_ahead(parts: Run, ranks: int) -> list[Check]:
 
 def print_checks(checks: list[Check], seconds: float) -> None:
     from rich.console import Console
-    from rich.markup import escape
+    from rich.text import Text
 
-    console = Console(highlight=False, soft_wrap=True)
+    from cohort.observe.terminal import print_whole
+
+    console = Console(highlight=False)
     for check in checks:
-        console.print(f"{MARKS[check.level]} {check.name:15} {escape(check.text)}")
+        mark = check.level.upper() if check.level == "failure" else check.level
+        line = Text.assemble((f"{mark:7}", STYLES[check.level]), f" {check.name:16} {make_printable(check.text)}")
+        print_whole(console, line, indent=25)
     failed = sum(check.level == "failure" for check in checks)
     warned = sum(check.level == "warning" for check in checks)
     verdict = f"Ready to train, with {write_count(warned, 'warning')}" if warned else "Ready to train"
     if failed:
         verdict = f"{write_count(failed, 'check')} failed; do not trust a training run yet"
-    console.print(f"{verdict} ({seconds:.0f} s)")
-    console.print("`cohort audit RECIPE` tests the rewards themselves for exploits.")
+    print_whole(console, f"{verdict} ({seconds:.0f} s)")
+    print_whole(console, "`cohort audit RECIPE` tests the rewards themselves for exploits.")
 
 
 # -- several ranks -----------------------------------------------------------------------------------------------------
@@ -222,7 +226,7 @@ def check_cores(ranks: Sequence[dict[str, Any]], hosts: dict[str, list[int]]) ->
 
 def join_checks(world: World, mine: list[Check]) -> list[Check]:
     """The checks of rank 0, and those of other ranks that came out worse."""
-    order = ("ok", "warning", "failure")
+    order = tuple(STYLES)
     own, *others = world.gather([mine])
     joined = list(own)
     for rank, theirs in enumerate(others, start=1):

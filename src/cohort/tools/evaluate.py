@@ -364,8 +364,9 @@ def count_seen_problems(
 
 
 def say(console: Any, text: str) -> None:
-    """Print one line without wrapping it."""
-    console.print(make_printable(text), markup=False, soft_wrap=True)
+    from cohort.observe.terminal import print_whole
+
+    print_whole(console, make_printable(text))
 
 
 def describe_target(target: Target) -> str:
@@ -404,5 +405,10 @@ def print_table(console: Any, target: Target, result: Evaluation) -> None:
                 missing.setdefault(estimates[what].reason, []).append(what)
         for reason, figures in missing.items():
             say(console, f"note: {', '.join(figures)}: {reason}")
-        if counts["problems"] < FEW_PROBLEMS:
-            say(console, f"note: {name} has fewer than {FEW_PROBLEMS} problems, so only large differences will be clear")
+    few = [name for name, counts in result.counts.items() if counts["problems"] < FEW_PROBLEMS]
+    if few:
+        have = "has" if len(few) == 1 else "have"
+        say(
+            console,
+            f"note: {', '.join(few)} {have} fewer than {FEW_PROBLEMS} problems, so only large differences will be clear",
+        )

@@ -14,7 +14,16 @@ from cohort.base.text import make_printable
 from cohort.errors import CohortError, RunError
 from cohort.observe.rollouts import list_kept_steps, read_rollouts
 from cohort.observe.run_folder import RunFolder
-from cohort.observe.terminal import BRIEF, Row, group_rows, make_console, pick_best_and_worst, print_group, print_wrapped
+from cohort.observe.terminal import (
+    BRIEF,
+    Row,
+    group_rows,
+    make_console,
+    pick_best_and_worst,
+    print_group,
+    print_whole,
+    print_wrapped,
+)
 
 GROUPS = 3
 """Groups shown by default."""
@@ -87,7 +96,7 @@ def read_step(folder: RunFolder, step: int | None, console: Console) -> list[Row
         except RunError as problem:
             if number == candidates[-1]:
                 raise
-            console.print(make_printable(f"{problem} Showing the previous step."), soft_wrap=True, markup=False)
+            print_whole(console, make_printable(f"{problem} Showing the previous step."))
             continue
         if rows:
             return [{**row, "row": place} for place, row in enumerate(rows)]

@@ -13,6 +13,7 @@ import torch
 
 from cohort.algorithms.registry import SAMPLED
 from cohort.base.importing import is_own
+from cohort.base.text import write_count
 from cohort.engine.requests import make_list
 from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import CohortError, ModelError, RewardError
@@ -46,7 +47,8 @@ from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout
 from cohort_verify.math.find import write_cell
 from cohort_verify.sandbox import JailUnavailable, find_tier
 
-Level = Literal["ok", "warning", "failure"]
+Level = Literal["ok", "skip", "warning", "failure"]
+"""skip: not checked, for the reason in the text."""
 ANSWER_ROWS = 64
 GENERATION = ("temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "no_repeat_ngram_size")
 """Sampling settings of a generation_config.json, which training ignores."""
@@ -96,27 +98,27 @@ def check_reward_columns(run: Run, encoded: EncodedData) -> Iterator[Check]:
 
 
 def check_problem_counts(run: Run) -> Iterator[Check]:
-    """Report sets with too few problems to tell an effect of training from noise."""
-    most = run.recipe.evaluation.max_problems
-    for name, problems in run.evaluation_sets.items():
-        different = len({make_problem_key(problem) for problem in problems})  # a repeated problem adds no information
-
-        if different >= FEW_PROBLEMS:
-            continue
-        count = "1 problem" if different == 1 else f"{different} problems"
-        certainty = why_no_interval(different) or "few changes will be clear"
-        fix = f"give it {FEW_PROBLEMS} or more: rows"
-        if len(problems) == most:
-            fix = f"raise evaluation.max_problems from {most}"
-        elif name not in run.recipe.evaluation.sets:
-            fix += ", a larger evaluation.held_out, or a set under [evaluation.sets]"
-        text = f"{name} has {count}: one is {100 / different:.1f} points of greedy accuracy, and {certainty}; {fix}."
-        yield Check("warning", "evaluation", text)
+    """One warning for the sets with too few problems to tell an effect of training from noise."""
+    most, sets = run.recipe.evaluation.max_problems, run.evaluation_sets
+    # A repeated problem adds no information.
+    counts = {name: len({make_problem_key(problem) for problem in problems}) for name, problems in sets.items()}
+    few = {name: count for name, count in counts.items() if count < FEW_PROBLEMS}
+    if not few:
+        return
+    smallest, each = min(few.values()), "each" if len(few) > 1 else "it"
+    fix = f"give {each} {FEW_PROBLEMS} or more: rows"
+    if all(len(sets[name]) == most for name in few):
+        fix = f"raise evaluation.max_problems from {most}"
+    elif any(name not in run.recipe.evaluation.sets for name in few):
+        fix += ", a larger evaluation.held_out, or a set under [evaluation.sets]"
+    listed = ", ".join(f"{name} has {write_count(count, 'problem')}" for name, count in few.items())
+    certainty = why_no_interval(smallest) or "few changes will be clear"
+    points = f"one is {'up to ' * (len(few) > 1)}{100 / smallest:.1f} points of greedy accuracy"
+    yield Check("warning", "evaluation", f"{listed}: {points}, and {certainty}; {fix}.")
 
 
 def check_jail(run: Run) -> Iterator[Check]:
     """Report where model text runs that could be code."""
-    """Where model text goes that could run as code."""
     if not run.rewards.needs_jail:
         return
     try:
@@ -157,7 +159,7 @@ def check_reference_answers(run: Run, prompts: Sequence[Prompt], name: str = "")
     column = run.recipe.cold_start.completion_column
     rows = [prompt for prompt in prompts[: 4 * ANSWER_ROWS] if list_answer_texts(prompt, column)][:ANSWER_ROWS]
     if len(rows) < 2:
-        return [Check("ok", "answers", f"not checked: the rows{of_set} have neither an `answer` nor a demonstration column")]
+        return [Check("skip", "answers", f"the rows{of_set} have neither an `answer` nor a demonstration column")]
     # The next row with another answer, if there is one.
     answers, places = [row.reference_answer for row in rows], range(len(rows))
     others = [next((rows[i] for i in [*places[at:], *places[:at]] if answers[i] != answers[at]), None) for at in places]
@@ -235,7 +237,7 @@ def check_share(
     name: str, verdicts: Sequence[bool], subject: str, low: float = 0.0, high: float = 1.0, fails_below: float = -1.0
 ) -> Check:
     if not verdicts:
-        return Check("ok", name, "not checked: all rows have the same answer")
+        return Check("skip", name, "all rows have the same answer")
     share, text = sum(verdicts) / len(verdicts), f"{sum(verdicts)} of {len(verdicts)} {subject}"
     if low <= share <= high:
         return Check("ok", name, text)
@@ -260,7 +262,7 @@ def check_sampling(run: Run) -> Check:
     ignored = ", ".join(f"{name} {settings[name]}" for name in GENERATION if name in settings)
     text = (
         f"temperature {sampling.temperature:g} over the full distribution, {sampling.group_size} "
-        f"completions of at most {sampling.max_completion_tokens} tokens, stop at {stops or 'nothing'}"
+        f"completions of at most {write_count(sampling.max_completion_tokens, 'token')}, stop at {stops or 'nothing'}"
         + (f" (ignored settings of generation_config: {ignored})" if ignored else "")
     )
     if not sampling.stop_ids:
@@ -360,9 +362,7 @@ def check_rollouts(run: Run, rollouts: Sequence[Rollout]) -> Iterator[Check]:
     predicted = sum(predict_useful_share((rate * size + 2 * pooled) / (size + 2), size) for rate in rates) / len(rates)
     seen = sum(0 < rate < 1 for rate in rates)
     longest, length = run.sampling.max_completion_tokens, metrics["rollout/length_mean"]
-    truncated = (
-        f"{metrics['rollout/truncated']:.0%} of completions were truncated at {longest} tokens; mean length {length:.0f}"
-    )
+    truncated = f"{metrics['rollout/truncated']:.0%} of completions were truncated at {write_count(longest, 'token')}; mean length {length:.0f}"
     untrained = run.recipe.cold_start.num_steps > 0
     if metrics["rollout/truncated"] > 0.3 and not untrained:
         yield Check("warning", "truncation", f"{truncated}. Raise sampling.max_completion_tokens.")
@@ -415,7 +415,7 @@ def check_own_functions(run: Run) -> list[Check]:
     if not names:
         return []
     if needs_critic(algorithm) or algorithm.data not in SAMPLED:
-        return [Check("ok", "algorithm", f"{names}: not tried, because they need a critic or completions given in the rows")]
+        return [Check("skip", "algorithm", f"{names}: they need a critic, or completions given in the rows")]
     try:
         return [Check("ok", "algorithm", f"{names}: {try_functions(run)}")]
     except CohortError as problem:

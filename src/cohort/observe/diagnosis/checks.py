@@ -18,7 +18,7 @@ from typing import Any
 
 from cohort.algorithms.named import Own
 from cohort.algorithms.refill import ONE_SIDED
-from cohort.base.text import write_percent
+from cohort.base.text import write_count, write_percent
 from cohort.evaluation.estimators import predict_useful_share
 from cohort.observe.diagnosis import hacking, methods
 from cohort.observe.diagnosis.finding import (
@@ -153,7 +153,7 @@ def check_truncation(history: History) -> Finding | None:
     if share < 0.2 or (len(shares) < 3 and share < 0.9):
         return None  # a policy needs a few steps to learn to stop; if nearly nothing ends, a setting is wrong
     limit = history.read_setting("sampling.max_completion_tokens")
-    at = f"{limit} tokens" if limit else "the token limit"
+    at = write_count(limit, "token") if limit else "the token limit"
     return write_finding("truncation", "alarm" if share >= 0.5 else "warning", share=share, limit=at)
 
 

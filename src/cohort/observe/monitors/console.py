@@ -170,6 +170,9 @@ class ConsoleMonitor(Monitor):
         if self.progress:
             self.progress.stop()
             self.progress = None
+        self.print_pending()
+
+    def print_pending(self) -> None:
         if self.pending:
             self.print_line(self.pending)
             self.pending = ""
@@ -177,6 +180,7 @@ class ConsoleMonitor(Monitor):
     # Messages ----------------------------------------------------------------------------------------------------
 
     def on_message(self, text: str) -> None:
+        self.print_pending()
         self.print_line(text)
 
     def on_rollouts(self, step: int, rollouts: Sequence[Mapping[str, Any]]) -> None:
@@ -219,8 +223,6 @@ class ConsoleMonitor(Monitor):
             self.console.print(table, width=line_width(self.console))
         for line in describe_changes(summary.get("eval") or {}):
             self.print_line(line)
-        if summary.get("status") == "interrupted":
-            self.print_line(f"resume   {summary.get('resume') or f'cohort resume {self.folder}'}")
         if summary.get("status") != "failed" or steps:
             self.print_line(f"report   {self.folder / 'report.html'}")
 

@@ -9,7 +9,7 @@ from statistics import fmean, median
 from typing import Any
 
 from cohort.base.files import write_whole
-from cohort.base.text import write_duration, write_estimate, write_percent, write_rate, write_seconds
+from cohort.base.text import write_count, write_duration, write_estimate, write_percent, write_rate, write_seconds
 from cohort.errors import RunError
 from cohort.evaluation.estimators import why_no_interval
 from cohort.observe.diagnosis.checks import diagnose
@@ -126,7 +126,7 @@ def show_facts(run: RunData) -> Part:
     for label, name, write in (
         ("training success", "reward/success", write_exactly),
         ("useful groups", "advantage/useful_groups", write_exactly),
-        ("completion length", "rollout/length_mean", lambda v: f"{v:.0f} tokens"),
+        ("completion length", "rollout/length_mean", lambda v: write_count(round(v), "token")),
         ("throughput", "perf/tokens_per_second", write_rate),
     ):
         if values := run.find_last_values(name):

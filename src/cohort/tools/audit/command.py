@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ def run_audit(arguments: Sequence[str], *, json_file: Path | None = None, **give
     """
     from rich.console import Console
 
-    from cohort.base.text import make_printable
+    from cohort.observe.terminal import print_error
 
     try:
         if not arguments or "=" in arguments[0]:
@@ -60,10 +59,10 @@ def run_audit(arguments: Sequence[str], *, json_file: Path | None = None, **give
             }
             json_file.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     except CohortError as problem:
-        print(f"error: {make_printable(str(problem))}", file=sys.stderr)
+        print_error(str(problem))
         return IMPOSSIBLE
     except OSError as problem:
-        print(f"error: {problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}", file=sys.stderr)
+        print_error(f"{problem.strerror or problem}{f': {problem.filename}' if problem.filename else ''}")
         return IMPOSSIBLE
     print_reports(reports, Console(highlight=False))
     return CLEAN if clean else FLAWED

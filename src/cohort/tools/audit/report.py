@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from cohort.base.text import shorten_text
+from cohort.base.text import shorten_text, write_count
 from cohort.observe.diagnosis.finding import Finding, Level, read_texts
 from cohort.tools.audit.running import AuditRow, CaseResult
 from cohort_verify.text import text_of
@@ -177,7 +177,10 @@ def print_report(report: AuditReport, console: Console) -> None:
     print_text(Text.assemble((f"audit of {report.reward}", "bold"), f"  {basis}"))
     for finding in report.findings:
         console.print()
-        level, counts = (finding.level.upper(), STYLES[finding.level]), f"{finding.count} of {finding.tried} inputs"
+        level, counts = (
+            (finding.level.upper(), STYLES[finding.level]),
+            f"{finding.count} of {write_count(finding.tried, 'input')}",
+        )
         print_text(Text.assemble(level, " ", (finding.name, "bold"), f"  ({finding.category}; {counts})"))
         print_text(finding.what, 2)
         print_pairs([("why", finding.why), ("fix", finding.fix)])
@@ -208,12 +211,12 @@ def describe_example(example: AuditExample) -> str:
 
 
 def write_summary(report: AuditReport) -> str:
-    notes = f"{len(report.notes)} note{'s' * (len(report.notes) != 1)}"
+    notes = write_count(len(report.notes), "note")
     if report.clean:
         also = f", {notes}" if report.notes else ""
         return f"{report.reward}: nothing found in {report.cases} completions ({report.seconds:.1f} s{also})"
     return (
-        f"{report.reward}: {len(report.flaws)} flaw{'s' * (len(report.flaws) != 1)} found ({', '.join(report.flaws)}), "
+        f"{report.reward}: {write_count(len(report.flaws), 'flaw')} found ({', '.join(report.flaws)}), "
         f"{notes} ({report.seconds:.1f} s)"
     )
 

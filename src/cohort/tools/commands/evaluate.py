@@ -44,7 +44,7 @@ def compare(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="[LABEL=]CONTENDER... KEY=VALUE",
+            metavar="[LABEL=]CONTENDER... [KEY=VALUE]...",
             help="Algorithms (grpo, dpo:data=start), recipe files or built-in recipes; then settings for all of them.",
         ),
     ],

@@ -46,7 +46,7 @@ def complete_algorithm(incomplete: str) -> list[str]:
 RecipeArguments = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="RECIPE KEY=VALUE",
+        metavar="[RECIPE] [KEY=VALUE]...",
         help="A recipe file or built-in name, then settings.",
         autocompletion=complete_recipe_words,
     ),
@@ -60,6 +60,10 @@ Host = Annotated[str, typer.Option(help="Address to listen on (default: reachabl
 
 class Command(TyperCommand):
     """A command that answers unknown options with the recipe setting that they resemble."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """The options, then each argument as its metavar states it: typer's braces mean a choice elsewhere."""
+        return ["[OPTIONS]", *(str(one.metavar) for one in self.params if one.param_type_name == "argument")]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         typed = list(args)

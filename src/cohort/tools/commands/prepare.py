@@ -15,7 +15,7 @@ def algorithms(
     names: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="NAME", help="One: all its settings. Several: only the differences.", autocompletion=complete_algorithm
+            metavar="[NAME]...", help="One: all its settings. Several: only the differences.", autocompletion=complete_algorithm
         ),
     ] = None,
 ) -> None:
@@ -37,10 +37,13 @@ def recipes() -> None:
     \b
     cohort recipes    the names that cohort train and cohort doctor accept
     """
+    from rich.console import Console
+
+    from cohort.observe.terminal import print_whole
     from cohort.recipe.file import list_built_in
 
     for name, first_line in list_built_in().items():
-        typer.echo(f"{name:24} {first_line}")
+        print_whole(Console(highlight=False), f"{name:24} {first_line}", indent=25)
 
 
 def doctor(
@@ -69,7 +72,7 @@ def audit(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="REWARD KEY=VALUE", help="A built-in reward, package.module:function or a recipe; then arguments."
+            metavar="REWARD [KEY=VALUE]...", help="A built-in reward, package.module:function or a recipe; then arguments."
         ),
     ],
     rows: Annotated[str | None, typer.Option(help="Rows to audit with: a file, or any value of prompts.source.")] = None,

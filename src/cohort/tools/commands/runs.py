@@ -11,7 +11,9 @@ from cohort.tools.commands.options import Checkpoint, Host, complete_run
 
 
 def look(
-    run: Annotated[Path, typer.Argument(help="A run folder; the run may still be training.", autocompletion=complete_run)],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="A run folder; the run may still be training.", autocompletion=complete_run)
+    ],
     step: Annotated[int | None, typer.Option(help="Step to show (default: the last one saved).")] = None,
     wrong: Annotated[bool, typer.Option("--wrong", help="Show only wrong completions.")] = False,
     group: Annotated[int | None, typer.Option(help="Show all completions of this group (default: a few groups).")] = None,
@@ -85,8 +87,8 @@ def dashboard(
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="A run folder, finished or not.", autocompletion=complete_run)],
-    out: Annotated[Path | None, typer.Argument(help="Model folder to write; optional with --push.")] = None,
+    run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder, finished or not.", autocompletion=complete_run)],
+    out: Annotated[Path | None, typer.Argument(metavar="[OUT]", help="Model folder to write; optional with --push.")] = None,
     checkpoint: Checkpoint = "",
     adapter: Annotated[bool, typer.Option("--adapter", help="LoRA runs: write only the adapter, not merged weights.")] = False,
     push: Annotated[str, typer.Option(metavar="OWNER/NAME", help="Also upload to this private repository of the hub.")] = "",

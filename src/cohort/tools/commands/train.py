@@ -40,7 +40,7 @@ def train(arguments: RecipeArguments = None) -> int:
     return EXIT_CODES[start(recipe).status]
 
 
-def resume(run: Annotated[Path, typer.Argument(help="A run folder.", autocompletion=complete_run)]) -> int:
+def resume(run: Annotated[Path, typer.Argument(metavar="RUN", help="A run folder.", autocompletion=complete_run)]) -> int:
     """Resume an interrupted run exactly where it stopped.
 
     \b
@@ -77,7 +77,7 @@ def serve(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="RECIPE KEY=VALUE [-- FLAGS]",
+            metavar="[RECIPE] [KEY=VALUE]... [-- FLAGS]",
             help="A recipe as for train, or a run folder; after --, flags for vLLM.",
             autocompletion=complete_recipe_words,
         ),

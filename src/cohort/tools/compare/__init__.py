@@ -20,13 +20,11 @@ __all__ = ["run_compare"]
 
 def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output: Path | None) -> str:
     """Run, print and write a comparison; returns finished, failed or interrupted."""
-    from rich.text import Text
-
     from cohort.base.files import write_whole
     from cohort.base.text import make_printable
     from cohort.observe.monitors.jsonl import make_strict
     from cohort.observe.run_folder import make_new_folder
-    from cohort.observe.terminal import make_console
+    from cohort.observe.terminal import make_console, print_whole
     from cohort.tools.compare.contenders import find_contenders
     from cohort.tools.compare.output import print_comparison, render_comparison
     from cohort.tools.compare.plan import make_plan, open_output
@@ -47,7 +45,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
     console = make_console()
 
     def say(text: str) -> None:
-        console.print(Text(f"{time.strftime('%H:%M:%S')}  {make_printable(text)}"), soft_wrap=True)
+        print_whole(console, f"{time.strftime('%H:%M:%S')}  {make_printable(text)}", indent=10)
 
     with open_output(plan):
         outcome = run_plan(plan, jobs, say)
@@ -61,7 +59,7 @@ def run_compare(words: Sequence[str], recipe: str, seeds: str, jobs: int, output
         return "interrupted"
     console.print()
     print_comparison(console, comparison)
-    console.print(Text(f"page  {target / 'compare.html'}"), soft_wrap=True)
+    print_whole(console, f"page  {target / 'compare.html'}")
     return "failed" if outcome.failed else "finished"
 
 

@@ -105,7 +105,7 @@ def write_amount(value: float | None) -> str:
 
 
 def print_comparison(console: Console, comparison: Comparison) -> None:
-    from rich.text import Text
+    from cohort.observe.terminal import print_whole
 
     first = shorten_text(comparison.contenders[0].label, 12)
     spread = "after [min, max]" if len(comparison.seeds) > 1 else "after [95 %]"
@@ -115,7 +115,7 @@ def print_comparison(console: Console, comparison: Comparison) -> None:
     rows = [(shorten_text(one.label, LONGEST_LABEL), *list_texts(one, comparison)[left_out:]) for one in comparison.contenders]
     console.print(make_table(("", *heads[left_out:]), rows, gap=1))
     for line in describe_table(comparison):
-        console.print(Text(make_printable(line)), soft_wrap=True)
+        print_whole(console, make_printable(line))
 
 
 def list_texts(contender: ContenderResult, comparison: Comparison) -> list[str]:
