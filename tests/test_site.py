@@ -17,7 +17,7 @@ import yaml
 import cohort
 from cohort.recipe.file import load_recipe
 from doc_examples import examples_of
-from site_hooks import NOT_ON_THE_SITE, rewrite_links
+from site_hooks import NOT_ON_THE_SITE, list_dead_pictures, on_page_markdown, rewrite_links
 from site_pages import (
     DOCS,
     NEW,
@@ -112,6 +112,33 @@ def test_links_out_of_the_site_lead_to_the_repository_or_are_text():
         rewrite_links("[x](../../examples/custom_algorithm.py) [y](../lora.md)", "how-to/own-algorithm.md", "")
         == "x [y](../lora.md)"
     )
+
+
+def test_a_picture_that_does_not_exist_is_a_warning_and_so_an_error_of_a_strict_build(caplog):
+    page = SimpleNamespace(file=SimpleNamespace(src_uri="how-to/reading-a-report.md"))
+    text = "![a](../report.png) ![b](../gone.png) <img alt='c' src=\"lost.svg\"> ![d](../../README.md)\n```text\n![e](x.png)\n```\n"
+    assert list_dead_pictures(text, page.file.src_uri) == ["../gone.png", "lost.svg", "../../README.md"]
+    on_page_markdown(text, page, None, None)
+    assert [record.name.split(".")[0] for record in caplog.records if record.levelname == "WARNING"] == ["mkdocs"] * 3
+    for file in [*DOCS.rglob("*.md")]:
+        assert list_dead_pictures(file.read_text(encoding="utf-8"), file.relative_to(DOCS).as_posix()) == [], file
+
+
+def test_the_captions_of_the_diagram_are_legible_on_its_own_background_in_both_schemes():
+    """The page around a picture may be dark while the reader's system is light."""
+    source = (DOCS / "data-flow.svg").read_text(encoding="utf-8")
+    assert re.search(r'<rect class="paper" width="860" height="210"', source)
+    light, dark = source.split("@media (prefers-color-scheme: dark)")
+
+    def luminance(style: str, text: str) -> float:
+        colour = re.search(rf"\.{style} {{ fill: #(\w{{6}})", text)[1]
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (0, 2, 4)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for text in (light, dark):
+        dim, bright = sorted((luminance("paper", text), luminance("note", text)))
+        assert (bright + 0.05) / (dim + 0.05) >= 4.5
 
 
 def test_the_site_is_built_without_a_warning(tmp_path):

@@ -1,4 +1,4 @@
-"""A hook for mkdocs: rewrites links that lead out of docs/.
+"""A hook for mkdocs: rewrites links that lead out of docs/, and refuses pictures that do not exist.
 
 A page of docs/ may link to a file of the repository: a reader of the checkout follows it. The site has no such file, so the link goes
 to the repository that pyproject.toml names under [project.urls], and is plain text where it names none.
@@ -6,6 +6,7 @@ to the repository that pyproject.toml names under [project.urls], and is plain t
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import tomllib
@@ -15,12 +16,24 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
+PICTURE = re.compile(r"""!\[[^\]]*\]\(([^)\s]+)|<img\b[^>]*?\bsrc=["']?([^"'\s>]+)""")
+LOG = logging.getLogger("mkdocs.hooks.site")
 NOT_ON_THE_SITE = ("generators", "results")
 """Folders of docs/ that mkdocs.yml leaves out."""
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    for picture in list_dead_pictures(markdown, page.file.src_uri):
+        LOG.warning("%s: the picture %s does not exist in docs/", page.file.src_uri, picture)  # with --strict an error
     return rewrite_links(markdown, page.file.src_uri, find_repository())
+
+
+def list_dead_pictures(markdown: str, page: str) -> list[str]:
+    """The pictures of a page, in Markdown or HTML, that are not files of the site."""
+    text = re.sub(r"^```.*?^```$", "", markdown, flags=re.DOTALL | re.MULTILINE)
+    targets = [first or second for first, second in PICTURE.findall(text)]
+    places = {target: Path(os.path.normpath((DOCS / page).parent / target)) for target in targets}
+    return [target for target, place in places.items() if not (place.is_file() and place.is_relative_to(DOCS))]
 
 
 def find_repository() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -653,3 +654,10 @@ def test_evaluate_gives_the_numbers_of_the_runs_own_evaluations(tmp_path, base, 
     assert evaluated("start") == expected["before"]["reward"]
     (row,) = [row for row in rows_of(run) if "eval/held_out/reward" in row]
     assert evaluated(f"step-{row['step']}")["value"] == row["eval/held_out/reward"]
+
+
+def test_importing_the_quantiser_gives_no_advice_on_a_kernel_that_is_not_used():
+    pytest.importorskip("bitsandbytes")
+    code = "import cohort.model.four_bit, bitsandbytes"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install" not in done.stdout + done.stderr

@@ -41,7 +41,7 @@ def group_centered(rewards_PG: Tensor, scored_PG: Tensor) -> Tensor:
 
 @advantage()
 def batch_std(rewards_PG: Tensor, scored_PG: Tensor, *, std_ddof: int = 0, std_epsilon: float = 1e-6) -> Tensor:
-    """Lite-PPO: (r - group mean) / (std of all raw rewards of the batch + epsilon). All groups share one scale."""
+    """Lite-PPO: (r - group mean) / (std of all raw rewards of the groups in the batch, without dropped ones, + epsilon). All groups share one scale."""
     centered_PG, _ = _center(rewards_PG, scored_PG)
     advantages_PG = centered_PG / (compute_std(rewards_PG[scored_PG], std_ddof) + std_epsilon)
     return torch.where(_has_signal(rewards_PG, scored_PG), advantages_PG, 0.0)

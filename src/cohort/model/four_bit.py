@@ -9,6 +9,7 @@ to that dtype, so sampling, scoring, training and merging use the same rounded b
 from __future__ import annotations
 
 import importlib.util
+import logging
 from collections.abc import Iterator
 from functools import partial
 from typing import Any
@@ -23,6 +24,10 @@ from cohort.ops.fused.projection import is_four_bit, restore_weight
 NAME = "nf4"
 MARKS = ("hf_quantizer", "quantization_method", "is_quantized", "is_loaded_in_4bit")
 """Attributes by which transformers recognises a quantised model."""
+
+
+# On import it advises `pip install kernels`, for a product that `make_steady` replaces.
+logging.getLogger("bitsandbytes.backends.cpu.ops").setLevel(logging.ERROR)
 
 
 def make_loading_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:

@@ -199,7 +199,37 @@ def test_failed_and_empty_runs_are_explained(tmp_path):
     (tmp_path / "empty" / "recipe.toml").write_text("")
     client = open_dashboard(tmp_path)
     assert "OutOfMemoryError The run failed. CUDA out of memory" in text_of(client.get("/run/failed").text)
+    failed = text_of(client.get("/run/failed").text)
+    assert "The run failed after 3 finished steps." in failed
     assert "There is no training step yet." in text_of(client.get("/run/empty").text)
+    write_run(tmp_path, "early", 0, status="failed", error="no such model")
+    early = text_of(client.get("/run/early").text)
+    assert "The run failed before the first step finished." in early
+    assert "There is no training step yet." not in early
+
+
+def test_the_list_shows_the_alarms_of_a_run_and_only_those(tmp_path):
+    """Between thousands of other events, of which the list reads no sample."""
+    quiet, loud = write_run(tmp_path, "quiet", status="finished"), write_run(tmp_path, "loud", status="finished")
+    noise = [{"time": 1.0, "step": 1, "kind": "message", "text": "x" * 400}] * 3000
+    alarm = {"time": 1.0, "step": 7, "kind": "finding", "level": "alarm", "name": "collapse", "what": "Entropy <collapsed>."}
+    (loud / "events.jsonl").write_text("".join(json.dumps(event) + "\n" for event in [*noise, alarm, *noise]))
+    (quiet / "events.jsonl").write_text(json.dumps(alarm | {"level": "warning"}) + "\n")
+    page = open_dashboard(tmp_path).get("/").text
+    assert re.findall(r'class="badge alarm" href="([^"]*)" title="([^"]*)">([^<]*)<', page) == [
+        ("/run/loud", "Entropy &lt;collapsed&gt;.", "1 alarm")
+    ]
+
+
+def test_until_the_final_evaluation_a_run_has_one_line_per_set_and_no_dashes(tmp_path):
+    folder = write_run(tmp_path, "one", status="running")
+    measures = {name: {"value": 0.5, "low": 0.4, "high": 0.6} for name in ("pass@1", "pass@8", "maj@8", "greedy", "reward")}
+    sets = {"held_out": measures | {"problems": 64}, "other": {"reward": measures["reward"], "problems": 64}}
+    (folder / "evaluations.jsonl").write_text(json.dumps({"step": 0, "label": "before", "sets": sets}) + "\n")
+    page = open_dashboard(tmp_path).get("/run/one").text
+    table = text_of(page.split("Before training")[1].split("</table>")[0])
+    assert "held-out problems pass@1 50.0 % [40.0, 60.0] other reward 0.500 [0.400, 0.600]" in table
+    assert "Before and after" not in page
 
 
 BROKEN = {

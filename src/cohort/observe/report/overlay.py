@@ -105,7 +105,7 @@ def compare_runs(first: RunData, other: RunData, name: str) -> Cell:
         return Cell(note="no common problems")
     most = max(len(side.per_problem[name].problems) for side in sides if side)
     notes = [f"on {paired.problems} common problems"] if paired.problems < most else []
-    notes += [paired.verdict] if paired.verdict == UNCLEAR else []
+    notes += [f"{paired.verdict} (p = {paired.p_value:.2g})"] if paired.verdict == UNCLEAR else []
     return Cell(*write_difference(paired), note="; ".join(notes))
 
 

@@ -21,6 +21,8 @@ from cohort.observe.report.plots import draw_histograms, list_charts, show_chart
 
 COMPLETIONS_SHOWN = 3
 """Completions per side of a problem: enough to see whether the policy is consistent."""
+STOPPED = {"failed": "The run failed", "interrupted": "The run was interrupted"}
+"""Status of a run that ended before its final evaluation -> the beginning of its heading."""
 
 
 def write_report(run_folder: str | Path) -> Path:
@@ -47,7 +49,18 @@ def show_header(run: RunData) -> Part:
 
 
 def describe_run(run: RunData) -> tuple[str, str]:
-    """(the result in one plain sentence, its certainty)."""
+    """(the result in one plain sentence, its certainty); of a run that failed or was interrupted before its result, that."""
+    sentence, detail = describe_result(run)
+    if run.status in STOPPED and not run.find_numbers("after"):
+        return f"{STOPPED[run.status]} {describe_end(run)}.", f"{sentence} {detail}" if run.rows else ""
+    return sentence, detail
+
+
+def describe_end(run: RunData) -> str:
+    return f"after {write_count(run.steps, 'finished step')}" if run.steps else "before the first step finished"
+
+
+def describe_result(run: RunData) -> tuple[str, str]:
     before, after = run.find_numbers("before"), run.find_numbers("after")
     for name, numbers in after.items():
         a, b = find_value(before.get(name), "pass@1"), find_value(numbers, "pass@1")
@@ -103,11 +116,10 @@ def describe_failed_run(run: RunData) -> dict[str, Any] | None:
         return None
     where = as_dict(run.summary.get("failure"))
     code = f" in {where['where']}" if where.get("where") else ""
-    when = f"after {run.steps} finished steps" if run.steps else "before the first step finished"
     fix = "There was no progress to save: fix the cause and start again, with the same name if you like."
     if run.folder.checkpoints.is_dir():
         fix = f"The progress is saved: fix the cause, then resume with: cohort resume {run.place}"
-    lines = [("caption", f"It occurred{code} {when}."), ("fix", fix)]
+    lines = [("caption", f"It occurred{code} {describe_end(run)}."), ("fix", fix)]
     return make_card("alarm", where.get("type") or "error", "The run failed.", lines, str(message))
 
 
@@ -143,7 +155,10 @@ def write_exactly(share: float) -> str:
 
 
 def show_before_and_after(run: RunData) -> Part | None:
+    """A table of both evaluations; before the second one, only of the first."""
     before, after = run.find_numbers("before"), run.find_numbers("after")
+    if not after:
+        return show_before(before)
     rows = []
     for name in dict.fromkeys([*before, *after]):
         a, b = before.get(name, {}), after.get(name, {})
@@ -156,6 +171,16 @@ def show_before_and_after(run: RunData) -> Part | None:
         "right; maj@k: the most common answer of k completions is right; greedy: one completion at temperature 0."
     )
     return ("table", "Before and after", ("measure", "before", "after", "change"), rows, caption) if rows else None
+
+
+def show_before(before: Mapping[str, Mapping[str, Any]]) -> Part | None:
+    """The evaluation before training in one line per set: nothing has changed yet."""
+    rows = []
+    for name, numbers in before.items():
+        what = "pass@1" if find_value(numbers, "pass@1") is not None else "reward"
+        rows.append([name_set(name), what, make_interval_cell(as_dict(numbers.get(what)), share=what != "reward")])
+    caption = "Brackets: 95 % intervals, bootstrapped over problems. All measures appear after the final evaluation."
+    return ("table", "Before training", ("set", "measure", "before"), rows, caption) if rows else None
 
 
 def list_measures(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:

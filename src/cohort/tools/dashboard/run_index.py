@@ -32,7 +32,20 @@ MAX_FOLDERS = 20_000
 """Folders searched at most."""
 FRESH_S = 2.0
 """Seconds before the folders are searched again."""
-SAMPLED_KEYS = ("step", "label", "sets", "reward/mean", "loss/total", "time/step", "kind", "stage", "done", "total")
+SAMPLED_KEYS = (
+    "step",
+    "label",
+    "sets",
+    "reward/mean",
+    "loss/total",
+    "time/step",
+    "kind",
+    "stage",
+    "done",
+    "total",
+    "level",
+    "what",
+)
 """Keys of a row that the list of runs shows."""
 QUIET_S = 300.0
 """A run without a lock is shown as stopped after this many seconds without output, or after ten steps if those take longer."""
@@ -220,7 +233,8 @@ class SampledRun(LiveRun):
         if file not in (self.folder.metrics_file, self.folder.evaluations_file, self.folder.events_file):
             return []
         place = self.shown.find_file(file)
-        rows = sample_rows(place) if place else []
+        # All events: a finding is one of many.
+        rows = super().read_rows(file) if file == self.folder.events_file else sample_rows(place) if place else []
         return [{name: value for name, value in row.items() if name in SAMPLED_KEYS} for row in rows]
 
 

@@ -57,7 +57,7 @@ def find_last_written(run: ShownRun) -> float:
 def summarise_run(run_index: RunIndex, shown: ShownRun) -> dict[str, Any]:
     """The values of one run for the template; a run with unreadable files shows only its name and the error."""
     summary = {"run": shown, "progress": (0, 0), "ends": "", "change": None, "direction": "", "measured_on": ""}
-    summary |= {"spark": [], "spark_label": "", "when": ""}
+    summary |= {"spark": [], "spark_label": "", "when": "", "alarms": []}
     try:
         return summary | read_summary(run_index, shown)
     except Exception as problem:  # files of unknown origin may hold anything
@@ -86,6 +86,7 @@ def read_summary(run_index: RunIndex, shown: ShownRun) -> dict[str, Any]:
         **describe_ends(run),
         "spark": draw_spark(series),
         "spark_label": f"{label} {', '.join(ends)}" if ends else "",
+        "alarms": [one.text for one in run.markers if one.level == "alarm"],
         "when": " · ".join(filter(None, ["" if run.rows else run.describe_now(), when])),
     }
 

@@ -88,7 +88,7 @@ def trace_regions(
     """Surrogate and slope of one token at each ratio, and whether it is silenced, under every region of the registry.
 
     The token had `probability` when it was sampled; the other length - 1 tokens of its completion are unchanged. A preference region
-    compares the completion with another one that is unchanged. The slope is the token's gradient coefficient in training, -d loss / d log pi
+    compares the completion with another one that is unchanged. The slope is -d loss / d log pi, for a preference of the loss of the pair,
     before aggregation. The token is silenced if the slope is 0 although the advantage is not.
     """
     return {
@@ -117,7 +117,9 @@ def trace_region(
     tokens = Tokens(policy_M, old_M, old_M, advantages_M.flatten(), row_M, 2 * count, old_M, groups)
     surrogate = region.call(configure_region(region, clip).read_parameters(region), tokens=tokens)
     first = slice(None, None, 2 * length)
-    slopes_K = -torch.autograd.grad(surrogate.loss_M.sum(), policy_M)[0][first]
+    # A preference has one loss per pair, which every token of the pair repeats.
+    whole = surrogate.loss_M[first] if region.traits.preference else surrogate.loss_M
+    slopes_K = -torch.autograd.grad(whole.sum(), policy_M)[0][first]
     return {
         "surrogate": (-surrogate.loss_M.detach()[first]).tolist(),
         "slope": slopes_K.tolist(),
