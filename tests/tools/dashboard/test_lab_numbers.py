@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from cohort.algorithms.named import NAMED, PRESETS
-from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.tools.dashboard.lab import advantages, updates
 from cohort.tools.dashboard.lab.stations import answer_station, load_stations
 from cohort.tools.dashboard.run_index import RunIndex
@@ -126,7 +125,7 @@ def test_the_other_regions_by_hand():
     assert down["sequence"]["surrogate"] == pytest.approx([-(3.5**0.25)])
     assert down["sequence_product"]["slope"] == pytest.approx([-4 * 3.5])  # one value, at each of the four tokens
     lost = 1 / (1 + 2.5**0.1)
-    assert up["dpo"]["slope"] == pytest.approx([8 * 0.1 * lost])
+    assert up["dpo"]["slope"] == pytest.approx([0.1 * lost])  # one loss for the pair, which its eight tokens share
 
 
 # -- difficulty ----------------------------------------------------------------------------------------------------------
@@ -258,11 +257,3 @@ def test_every_preset_works():
 )
 def test_an_invalid_setting_is_named(station, words, named):
     assert ask(station, **words)["problem"].startswith(f"{named}:")
-
-
-def test_a_preference_pushes_a_token_by_the_slope_of_the_pair_s_one_loss():
-    """-log sigmoid(beta (log ratio)) has the slope beta sigmoid(-margin) in a token's log-prob, for any number of tokens."""
-    beta = AlgorithmConfig(name="dpo").kl_coef
-    for length in (1, 8):
-        (slope,) = updates.trace_regions([1.5], 1.0, {}, 0.2, length)["dpo"]["slope"]
-        assert slope == pytest.approx(beta / (1 + 1.5**beta), rel=1e-9)
