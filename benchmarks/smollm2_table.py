@@ -28,14 +28,15 @@ class Duel:
 
     ours: tuple[str, ...]
     theirs: tuple[str, ...]
-    clocks: tuple[str, str]
+    clocks: tuple[str, ...]
+    """Ours and theirs; without theirs, only the run of `theirs` with the best last evaluation counts, and times its own steps."""
     label: str
     clock: str
     unit: str
 
 
 DUELS = {
-    "trl-cpu": Duel(("json-looks",), ("trl-json-0",), ("json-looks", "trl-json-0"), "new_rows", "cpu", "CPU seconds"),
+    "trl-cpu": Duel(("json-looks",), ("trl-json-0-3e-05", "trl-json-0-6e-05"), ("json-looks",), "new_rows", "cpu", "CPU seconds"),
     "trl-gpu": Duel(
         ("duel-0", "duel-1", "duel-2"),
         ("trl-math-0", "trl-math-1", "trl-math-2"),
@@ -136,12 +137,16 @@ def compare(results: Mapping[str, Any], duel: Duel) -> tuple[list[str], str] | N
     clocks = [results.get(name) for name in duel.clocks]
     if not ours or not theirs or None in clocks:
         return None
+    if len(clocks) == 1:
+        theirs = [max(theirs, key=lambda run: read_curve(run, duel.label, 1)[-1][1])]
+        clocks += theirs
     mine, other = (clock["clock"][duel.clock] for clock in clocks)
     own = [read_curve(run, duel.label, mine) for run in ours]
     start = fmean(curve[0][1] for curve in own)
     curves = {"Cohort": own, f"TRL {theirs[0]['version']}": [read_curve(run, duel.label, other, start) for run in theirs]}
     best = min(max(y for _, y in curve) for lines in curves.values() for curve in lines)
-    lines = [f"A step: TRL {other:.2f} {duel.unit}, Cohort {mine:.2f}: {other / mine:.1f}x. {theirs[0]['device']}.", "",
+    rate = theirs[0]["learning_rate"]
+    lines = [f"A step: TRL {other:.2f} {duel.unit} (rate {rate:g}), Cohort {mine:.2f}: {other / mine:.1f}x. {theirs[0]['device']}.", "",
              f"| held-out pass@1, {duel.label} | Cohort, {duel.unit} | TRL, {duel.unit} | ratio of the medians |", "|---|---|---|---|"]  # fmt: skip
     for share in (1 / 3, 2 / 3, 1):
         level = start + share * (best - start)

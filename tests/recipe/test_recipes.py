@@ -73,6 +73,46 @@ def test_gsm8k_asks_for_a_box_and_reads_the_gold_out_of_a_whole_solution():
     assert recipe.rewards[0].outcome
 
 
+TAKEN = [
+    "36",
+    "**36**.",
+    "She has 36 apples.",
+    "12 + 24 = 36",
+    "$36$",
+    "3 x 12 =36",
+    "36kg",
+    "=> 36",
+    "-> 36",
+    "<b>36</b>",
+    "7 + 29 = 36\n- 36",
+]
+NOT_TAKEN = [
+    "36x",
+    "36%",
+    ">36",
+    "< 36",
+    r"\ne 36",
+    r"3 \times 36",
+    "5 + 36",
+    "40 - 36",
+    "36+1",
+    "36^2",
+    "1/36",
+    "136",
+    "36.5",
+    "-36",
+]
+
+
+@pytest.mark.parametrize("name", ["smollm2", "smollm2_math"])
+def test_word_problems_take_the_last_number_and_not_the_end_of_an_expression(name):
+    recipe = find_recipe(name, [])
+    (part,) = recipe.rewards if name == "smollm2_math" else recipe.evaluation.sets["word_problems"].rewards
+    texts = TAKEN + NOT_TAKEN
+    scores = built_in_reward(part.function)(texts, answer=["36"] * len(texts), **part.args)
+    assert [text for text, score in zip(texts, scores, strict=True) if score] == TAKEN
+
+
 def test_the_hub_is_asked_for_the_configuration_of_gsm8k(monkeypatch):
     import datasets
 
