@@ -36,7 +36,9 @@ class Duel:
 
 
 DUELS = {
-    "trl-cpu": Duel(("json-looks",), ("trl-json-0-3e-05", "trl-json-0-6e-05"), ("json-looks",), "new_rows", "cpu", "CPU seconds"),
+    "trl-cpu": Duel(
+        ("json-looks",), ("trl-json-0-3e-05", "trl-json-0-6e-05"), ("json-looks",), "new_rows", "cpu", "CPU seconds"
+    ),
     "trl-gpu": Duel(
         ("duel-0", "duel-1", "duel-2"),
         ("trl-math-0", "trl-math-1", "trl-math-2"),
