@@ -163,7 +163,9 @@ def contenders(size: str, new: int, ragged: bool) -> tuple[dict[str, Callable[[]
     else:
         named = {"modules": engine("modules"), "fused": engine("fused"), **named}
     timed = {name: lambda work=work: time_work(work) for name, work in named.items()}
-    peers = {HF_GENERATE[0]: Peer(size, new).run, HF_GENERATE[1]: Peer(size, new, OMP_WAIT_POLICY="PASSIVE").run}
+    peers = {HF_GENERATE[0]: Peer(size, new).run}
+    if torch.get_num_threads() > 1:
+        peers[HF_GENERATE[1]] = Peer(size, new, OMP_WAIT_POLICY="PASSIVE").run
     return peers | timed, sum(limits)
 
 
@@ -233,7 +235,7 @@ def measure(size: str, new: int, ragged: bool, repeats: int) -> dict[str, dict[s
             taken = run()
             if turn:  # the first one warms up
                 seconds[name].append(taken)
-    peers = [min(both) for both in zip(*(seconds[name] for name in HF_GENERATE), strict=True)]
+    peers = [min(both) for both in zip(*(times for name, times in seconds.items() if name in HF_GENERATE), strict=True)]
     found: dict[str, dict[str, float]] = {}
     for name, times in seconds.items():
         found[name] = {"seconds": round(statistics.median(times), 3)}
