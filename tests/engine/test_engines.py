@@ -25,7 +25,7 @@ from cohort.engine.decoders import prove_local
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
-from cohort.engine.sampling import choose_tokens, cut_candidates
+from cohort.engine.sampling import choose_tokens, cut_candidates, find_mismatch_limit
 from cohort.errors import EngineError, ModelError
 from cohort.model.architecture import hold_frequencies
 from cohort.model.backbone import explain_not_own_attention
@@ -194,6 +194,16 @@ def test_logprobs_are_those_of_a_plain_forward_at_that_temperature(family, tempe
             logprobs_TV = (plain_logits(model, prompt, completion) / temperature).log_softmax(-1)
             expected = logprobs_TV.gather(-1, torch.tensor(completion.token_ids)[:, None])[:, 0]
             assert torch.tensor(completion.sampling_logprobs).sub(expected).abs().max() <= 1e-5
+
+
+def test_the_reference_engine_may_round_as_much_as_a_real_model_does():
+    text = SimpleNamespace(num_hidden_layers=30, hidden_size=576)  # SmolLM2
+    real = SimpleNamespace(
+        dtype=torch.float32, device=torch.device("cpu"), config=SimpleNamespace(get_text_config=lambda: text)
+    )
+    limit = find_mismatch_limit(real, HFEngine(EngineSetup(make_model(), text_of)).capabilities.rounding)
+    assert limit > 4.2e-5  # the largest difference measured
+    assert limit / 10 > 4.9e-6  # the mean
 
 
 def test_greedy_logprobs_are_at_temperature_one():

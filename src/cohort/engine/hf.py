@@ -17,6 +17,11 @@ from cohort.ops.noise import make_gumbel, make_row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
 
 
+FORWARD_ROUNDING = 10.0
+"""The modules' attention adds in float32, the trainer's in float64. On SmolLM2 (30 layers of width 576) 4.2e-5 nats were measured, at
+most, and 4.9e-6 on average."""
+
+
 def make_hf(setup: EngineSetup) -> tuple[HFEngine, str]:
     return HFEngine(setup), "engine hf: the model's own forward for every token (slow, the reference)"
 
@@ -32,7 +37,7 @@ class HFEngine(Engine):
 
     @property
     def capabilities(self) -> Capabilities:
-        return Capabilities(most_slots=1, cache_itemsize=self.model.dtype.itemsize, steady=True)
+        return Capabilities(most_slots=1, cache_itemsize=self.model.dtype.itemsize, rounding=FORWARD_ROUNDING, steady=True)
 
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
