@@ -21,7 +21,7 @@ from cohort.errors import EngineError
 from cohort.model import lora
 from cohort.model.backbone import ModuleBackbone
 from cohort.ops.attention import attention_configs
-from cohort.ops.fused import cpu_native, functions, native
+from cohort.ops.fused import cpu_native, functions, native, training
 from cohort.ops.fused.cpu import CpuDecoder
 from cohort.ops.fused.cpu_native import NativeDecoder
 from cohort.ops.fused.family import fuse
@@ -202,3 +202,18 @@ def test_the_gpus_step_is_pefts_model_under_the_interpreter(family: str) -> None
     with pytest.raises(EngineError, match="differ from its plain forward"):
         prove_decoder(model, prove_local(model), lambda slots, length: made[0])
     assert not fused.is_current()
+
+
+def test_a_proof_in_bfloat16_finds_an_adapter_that_is_missing_in_one_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "load_operations", lambda fused: None)  # plain torch, which also computes in bfloat16
+    model = adapt(build("llama", num_hidden_layers=8, hidden_size=128), moved=0.0, r=16).to(torch.bfloat16)
+    backbone, modules = FusedBackbone(model), ModuleBackbone(model.base_model, attention_configs(model))
+    backbone.prove(modules)
+    missing, add_to = backbone.fused.layers[4].gate_up.adapters, Adapters.add_to
+
+    def add_others(self: Adapters, projected_TP: Tensor, rows_TI: Tensor) -> Tensor:
+        return add_to(self, torch.empty_like(projected_TP) if self is missing else projected_TP, rows_TI)
+
+    monkeypatch.setattr(Adapters, "add_to", add_others)
+    with pytest.raises(EngineError, match="of their size"):
+        backbone.prove(modules)

@@ -94,7 +94,9 @@ class Adapters:
         ranks = [len(part.down) for part in self.parts]
         d_downs = split_product(d_reduced_TR, rows_TI, ranks, needed[: len(ranks)])
         d_ups = [
-            torch.mm(d_projected_TP[:, columns].t(), reduced_TR[:, place]).mul_(part.scale) if need else None
+            torch.addmm(part.up, d_projected_TP[:, columns].t(), reduced_TR[:, place], beta=0, alpha=part.scale)
+            if need
+            else None
             for part, place, columns, need in zip(self.parts, self.reduced, self.columns, needed[len(ranks) :], strict=True)
         ]
         return [*d_downs, *d_ups]
@@ -285,14 +287,14 @@ def read_adapter(name: str, layer: Any) -> LowRank | None:
 
 
 @contextmanager
-def fill_zero_adapters(adapters: Sequence[Adapters]) -> Iterator[None]:
+def fill_zero_adapters(adapters: Sequence[Adapters], spread: float = MADE_UP_SPREAD) -> Iterator[None]:
     """Fill all-zero adapters with values inside, and zero them again: a comparison would not see them otherwise."""
     zero = [part.up for one in adapters for part in one.parts if not part.up.any()]
     generator = torch.Generator().manual_seed(0)
     try:
         with torch.no_grad():
             for up in zero:
-                up.copy_(MADE_UP_SPREAD * torch.randn(up.shape, generator=generator))
+                up.copy_(spread * torch.randn(up.shape, generator=generator))
         yield
     finally:
         with torch.no_grad():

@@ -6,6 +6,7 @@ With checkpointing it passes on their sum, the only tensor it keeps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
     from cohort.model.backbone import Backbone
 
 
+PROOF_SPREAD = 0.1
+"""Scale of made-up adapters in the proof: large enough that one missing in a single layer exceeds the rounding of bfloat16."""
+
+
 class FusedBackbone:
     """A backbone (model/backbone.py) with our own kernels. It is compared with the modules before it is used."""
 
@@ -47,14 +52,16 @@ class FusedBackbone:
         vocabulary, device = len(self.fused.embedding), self.fused.device
         rows = [[(7 * at + 11 * row + 3) % vocabulary for at in range(length)] for row, length in enumerate((37, 5))]
         layout = Layout.from_rows(rows).to(device)
-        with fill_zero_adapters(self.fused.adapters):
+        with fill_zero_adapters(self.fused.adapters, PROOF_SPREAD):
             expected, found = modules(layout).float(), self(layout).float()
-        # The same sums in another order differ by a few roundings of the compute dtype, relative to the largest state.
-        tolerance = max(1e-4, 8 * torch.finfo(self.fused.dtype).eps) * max(1.0, float(expected.abs().max()))
-        difference = float((found - expected).abs().max())
+        # Both round after every operation, so they drift apart like a random walk over the layers. The largest of 150,000 differences
+        # says little: on 28 layers of random weights with adapters (7B, bfloat16) it was 0.28, while each side was 0.26 and 0.25 from
+        # float32. The root mean square was 5.6 % of the states, and 5.2 and 5.4 %; an adapter missing in one layer gives twice that.
+        tolerance = max(1e-4, 2 * torch.finfo(self.fused.dtype).eps * math.sqrt(len(self.fused.layers)))
+        difference = float((found - expected).square().mean().sqrt() / expected.square().mean().sqrt())
         if not difference <= tolerance:
             raise EngineError(
-                f"on a few tokens its hidden states through own kernels differ from its modules by {difference:.2g} "
+                f"on a few tokens its hidden states through own kernels differ from its modules by {difference:.2g} of their size "
                 f"(tolerance {tolerance:.2g})"
             )
 
