@@ -8,9 +8,9 @@
 
 Stages run in the order given; the `rates` stages of a stage have to come before it. A stage ends with OUT/results/STAGE.json and is
 skipped once that exists. A Cohort run that was interrupted resumes; a TRL run starts again. Learning rates are chosen by the training
-rewards of short runs with seed 100, which no other stage uses; held-out problems are looked at only after that. On a CPU a step of TRL
-takes minutes, so TRL runs with two rates on the evaluated seed, and the better one counts: a choice with hindsight, in TRL's favour.
-All runs start from the same weights and are evaluated on the same problems with the same noise.
+rewards of runs with seed 100, which no other stage uses; held-out problems are looked at only after that. On a CPU a step of TRL takes
+minutes, so TRL runs with two rates on the evaluated seed, and the better one counts: a choice with hindsight, in TRL's favour. All runs
+start from the same weights and are evaluated on the same problems with the same noise.
 
 Stages with `--parallel` share the GPU: their curves over steps are valid, their seconds are not. `clock` and `trl-clock` run alone and
 give the seconds per step.
@@ -92,8 +92,8 @@ GPU |= {f"duel-{seed}": Stage(MATH, (f"seed={seed}", *DUEL), tuned_by="rates-due
 GPU |= {f"trl-math-{seed}": Stage(MATH, (f"seed={seed}",), True, 0.0, 40, 10, "rates-trl-") for seed in range(3)}
 for _name, _words in OBJECTIVES.items():
     GPU |= tune(MATH, _name, _words, (1e-5, 2e-5), 120)
-GPU |= tune(MATH, "lora-16", ADAPTERS["lora-16"], (2e-4, 4e-4), 120)
-GPU |= tune(MATH, "lora-1", ADAPTERS["lora-1"], (4e-4, 8e-4), 120)
+for _name, _words in ADAPTERS.items():
+    GPU |= tune(MATH, _name, _words, (1e-4, 2e-4, 4e-4, 8e-4), 30)
 GPU |= {f"math-{seed}": Stage(MATH, (f"seed={seed}", *WIDE), tuned_by="rates-grpo-") for seed in range(3)}
 GPU |= {
     name: Stage(MATH, (*words, "seed=0", *SHORT), tuned_by=f"rates-{name}-")

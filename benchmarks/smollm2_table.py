@@ -100,7 +100,7 @@ def find_crossing(curve: Sequence[tuple[float, float]], level: float) -> float:
 
 def draw(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], unit: str) -> str:
     """One line for each seed; log time, because a peer may take ten times as long."""
-    width, height, left, bottom, top = 720, 340, 56, 40, 40
+    width, height, left, bottom, top = 720, 370, 56, 40, 70
     points = [(x, y) for lines in curves.values() for line in lines for x, y in line if x > 0]
     first, last = math.log(min(x for x, _ in points)), math.log(max(x for x, _ in points))
     ceiling = math.ceil(10 * max(y for _, y in points)) / 10
@@ -119,7 +119,7 @@ def draw(curves: Mapping[str, Sequence[Sequence[tuple[float, float]]]], unit: st
             text(
                 left - 6,
                 place(math.exp(first), share * ceiling)[1] + 4,
-                f"{100 * share * ceiling:.0f} %",
+                f"{100 * share * ceiling:.3g} %",
                 anchor="end",
                 size=11,
             )
