@@ -77,7 +77,7 @@ def test_make_commands_are_targets():
 def test_speed_figures_are_those_of_the_table():
     table = (ROOT / "docs" / "speed.md").read_text(encoding="utf-8")
     told = re.search(
-        r"0\.5B model (\d+k) sampled tokens a second, ([\d.]+) times HF generate.*?step in ([\d.]+) s, ([\d.]+) times",
+        r"0\.5B model: rollouts at (\d+k) tokens a second, ([\d.]+) times HF generate.*?step in ([\d.]+) s, TRL's takes ([\d.]+) times",
         README,
         re.DOTALL,
     )
