@@ -265,3 +265,15 @@ def test_packing_and_moving_leave_nothing_behind():
     on_gpu = read_states_before(ModuleBackbone(model.base_model, attention_configs(model)), micro.to("cuda"))
     on_cpu = read_states_before(ModuleBackbone(model.cpu().base_model, attention_configs(model)), micro)
     assert (on_gpu.cpu() - on_cpu).abs().max().item() < 1e-3
+
+
+def test_a_layout_reaches_the_gpu_without_waiting_for_queued_work():
+    layout = lay_out([((1, 2, 3), (4, 5)), ((1, 2, 3), (6,)), ((7,), (8, 9))], keys=[0, 0, 1])
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        moved = layout.to("cuda")
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+    assert moved.token_ids_T.tolist() == layout.token_ids_T.tolist()
+    assert moved.positions_T.tolist() == layout.positions_T.tolist()
