@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from cohort.base.importing import load_function
@@ -83,6 +85,7 @@ NOT_TAKEN = ["36x", "36%", ">36", "< 36", r"\ne 36", r"3 \times 36", "5 + 36", "
 def test_word_problems_take_the_last_number_and_not_the_end_of_an_expression(name):
     recipe = find_recipe(name, [])
     (part,) = recipe.rewards if name == "smollm2_math" else recipe.evaluation.sets["word_problems"].rewards
+    re.compile(part.args["pattern"])  # a run checks this before it starts
     texts = TAKEN + NOT_TAKEN
     scores = built_in_reward(part.function)(texts, answer=["36"] * len(texts), **part.args)
     assert [text for text, score in zip(texts, scores, strict=True) if score] == TAKEN
