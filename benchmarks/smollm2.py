@@ -90,13 +90,13 @@ GPU |= tune_peer(MATH, "trl", (5e-6, 1e-5, 2e-5, 4e-5), 16)
 DUEL = ("num_steps=40", "evaluation.every_steps=10", "evaluation.every_problems=128", "checkpoints.every_steps=0")
 GPU |= {f"duel-{seed}": Stage(MATH, (f"seed={seed}", *DUEL), tuned_by="rates-duel-") for seed in range(3)}
 GPU |= {f"trl-math-{seed}": Stage(MATH, (f"seed={seed}",), True, 0.0, 40, 10, "rates-trl-") for seed in range(3)}
-for _name, _words in OBJECTIVES.items():
-    GPU |= tune(MATH, _name, _words, (1e-5, 2e-5), 120)
-for _name, _words in ADAPTERS.items():
-    GPU |= tune(MATH, _name, _words, (1e-4, 2e-4, 4e-4, 8e-4), 30)
+for _name in ("grpo", "dr_grpo", "maxrl"):
+    GPU |= tune(MATH, _name, OBJECTIVES[_name], (1e-5, 2e-5), 120)
+GPU |= tune(MATH, "lora-16", ADAPTERS["lora-16"], (1e-4, 2e-4, 4e-4), 30)
+GPU |= tune(MATH, "lora-1", ADAPTERS["lora-1"], (1e-4, 2e-4, 4e-4, 8e-4), 30)
 GPU |= {f"math-{seed}": Stage(MATH, (f"seed={seed}", *WIDE), tuned_by="rates-grpo-") for seed in range(3)}
 GPU |= {
-    name: Stage(MATH, (*words, "seed=0", *SHORT), tuned_by=f"rates-{name}-")
+    name: Stage(MATH, (*words, "seed=0", *SHORT), tuned_by=f"rates-{'grpo' if name == 'dapo' else name}-")
     for name, words in (OBJECTIVES | ADAPTERS).items()
     if name != "grpo"
 }
