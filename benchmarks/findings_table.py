@@ -94,7 +94,7 @@ def change_rewards(*names: str, **weights: float) -> dict[str, Any]:
 
 LEARNED = {"reward_model": {"iterations": 1, "prompts": 128, "epochs": 4, "learning_rate": 3e-4, "loss": "pointwise"}}
 FOUR_DIGITS = {"source": "task:column_addition", "args": {"digits": 4, "count": 2000}, "max_prompt_tokens": 12}
-FELL_APART = ("kl_drift", "no_success", "entropy_collapse", "truncation", "copies", "clipping", "skipped_steps")
+FELL_APART = ("collapsed", "kl_drift", "no_success", "entropy_collapse", "truncation", "copies", "clipping", "skipped_steps")
 """What a policy that falls apart leaves behind."""
 
 DRIFTED = ("kl_drift", "held_out_falls")

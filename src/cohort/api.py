@@ -179,15 +179,17 @@ def name_sets(evaluate_on: Any) -> dict[str, Mapping[str, Any]]:
         )
     if not isinstance(evaluate_on, Mapping):
         return {"held_out": {"prompts": evaluate_on}}
+    if set(evaluate_on) == {"prompts", "rewards"}:
+        raise RecipeError('evaluate_on: give the set a name: evaluate_on={"test": {"prompts": ..., "rewards": ...}}.')
     if any(isinstance(rows, list) and rows and not isinstance(rows[0], Mapping) for rows in evaluate_on.values()):
         raise RecipeError("evaluate_on: give a list of rows or a dict of named lists, not a mapping of columns.")
     sets = {name: given if isinstance(given, Mapping) else {"prompts": given} for name, given in evaluate_on.items()}
     for name, given in sets.items():
         if not isinstance(name, str) or not re.fullmatch(r"[\w.-]+", name):
             raise RecipeError(f"evaluate_on: {name!r} is not a valid name of a set; use letters, digits, '_', '-' and '.'.")
-        rows = given.get("prompts", ())
-        if set(given) - {"prompts", "rewards"} or isinstance(rows, Mapping) or not isinstance(rows, os.PathLike | Iterable):
-            what = type(evaluate_on[name]).__name__
+        rows, unknown = given.get("prompts", ()), [key for key in given if key not in ("prompts", "rewards")]
+        if unknown or isinstance(rows, Mapping) or not isinstance(rows, os.PathLike | Iterable):
+            what = f"the key {unknown[0]!r}" if unknown else f"{type(rows).__name__} as prompts"
             raise RecipeError(f'evaluate_on.{name}: give rows, a path, or {{"prompts": ..., "rewards": ...}}; got {what}.')
     if not sets:
         raise RecipeError("evaluate_on: it is empty; give rows, a path, or a dict of named sets.")

@@ -703,7 +703,10 @@ def test_non_finite_logits_are_an_error(kind):
     engine = kind(EngineSetup(model, text_of))
     with torch.no_grad():
         model.lm_head.weight[3] = torch.nan
-    with pytest.raises(EngineError, match="NaN or infinite"):
+    with pytest.raises(EngineError, match="NaN or infinite: the weights of the model are broken"):
+        sample_groups(engine, make_prompts(2), sampling(), TRAIN)
+    engine.version = 3
+    with pytest.raises(EngineError, match=r"infinite after 3 optimizer steps: optimizer\.learning_rate is too high"):
         sample_groups(engine, make_prompts(2), sampling(), TRAIN)
 
 

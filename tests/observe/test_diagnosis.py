@@ -100,6 +100,12 @@ TRIGGERS = [
     ("truncation", "alarm", {"rollout/truncated": 0.97}, "97 % of completions were cut at 256 tokens"),
     ("truncation", "warning", {"rollout/truncated": 0.3}, "sampling.max_completion_tokens"),
     ("copies", "alarm", {"rollout/distinct": 0.125}, "1.0 distinct completions out of 8 at temperature 1"),
+    (
+        "collapsed",
+        "alarm",
+        {"rollout/entropy": lambda s: 2.3 if s < 40 else 0.0, "reward/success": lambda s: 0.3 if s < 40 else 0.0},
+        "The update of step 39 took the policy from 2.3 to 0 nats of entropy per token, and success from 30 % to 0 %.",
+    ),
     ("kl_drift", "warning", {"loss/kl_per_completion": 6.0}, "6.0 nats"),
     ("kl_drift", "alarm", {"loss/kl_per_completion": 12.0}, "kl_coef (now 0.04)"),
     ("entropy_collapse", "warning", {"loss/entropy": lambda s: 0.8 if s < 20 else 0.01}, "from 0.8 to 0.01"),
@@ -304,6 +310,54 @@ def test_every_check_has_a_trigger():
     triggered = {t[0] for t in TRIGGERS if not t[0].startswith("slow_")} | {"slow_stage"}
     triggered |= {"pass_at_k_falls"}  # needs evaluations: tests/observe/test_held_out.py
     assert len(triggered) == len(CHECKS), triggered
+
+
+FALLEN = {"rollout/entropy": lambda s: 2.285 if s == 1 else 0.0, "reward/success": lambda s: 0.002 if s == 1 else 0.0}
+"""The README's first example at a learning rate of 3.0: everything that follows is an effect."""
+
+
+def test_a_policy_destroyed_by_one_update_has_one_alarm_with_the_cause():
+    effects = {
+        "advantage/useful_groups": 0.0,
+        "advantage/all_wrong_groups": 32,
+        "rollout/distinct": 0.125,
+        "optim/grad_norm": lambda s: 0.3 if s == 1 else 0.0,
+        "rollout/truncated": lambda s: 0.8 if s == 1 else 1.0,
+        "loss/kl_per_completion": lambda s: 0.0 if s == 1 else 40.0,
+    }
+    recipe = build_recipe({"optimizer": {"learning_rate": 3.0}})
+    for steps in (2, 3, 6, 12, 40):
+        found = keys(healthy(steps, **FALLEN, **effects), recipe)
+        assert [name for name, one in found.items() if one.level != "info"] == ["collapsed"]
+        assert "Lower optimizer.learning_rate (now 3) by a factor of ten" in found["collapsed"].fix
+    assert "collapsed" not in keys(healthy(1, **FALLEN, **effects), recipe)
+
+
+def test_a_collapse_is_sudden_lasts_and_does_not_solve_the_task():
+    def found(entropies, success=0.0):
+        rows = healthy(len(entropies), **{"rollout/entropy": lambda s: entropies[s - 1], "reward/success": success})
+        return keys(rows).get("collapsed")
+
+    assert found([0.097, 0.446, 1.3, 0.48, 1.2]).why.endswith("now noise.")  # a rate 100 times too high
+    assert found([2.3, 2.0, 1.6, 1.3, 1.2, 1.1, 0.74, 0.63, 0.47, 0.46, 0.63, 0.39]) is None  # the README's first example
+    assert found([1.0, 0.05, 0.9, 1.0, 1.0, 1.0]) is None  # recovered
+    assert found([0.028, 0.001, 0.042, 0.001]) is None  # nearly certain from the start
+    assert found([1.0, 0.05, 0.05], success=lambda s: 0.2 if s == 1 else 1.0) is None  # learned within a step
+    assert found([1.0, None, 0.05]) is None  # not sampled in between
+
+
+def test_completions_cut_less_and_less_are_no_finding():
+    assert keys(healthy(3, **{"rollout/truncated": lambda s: (0.818, 0.602, 0.35)[s - 1]})) == {}
+    assert keys(healthy(3, **{"rollout/truncated": lambda s: (0.818, 0.7, 0.6)[s - 1]})).keys() == {"truncation"}
+
+
+def test_copies_of_right_answers_are_none():
+    """Steps 17 to 21 of the README's first example: of 32 groups 25 are solved, with a single right answer each."""
+    shares = {"rollout/distinct": 0.0907, "reward/success": 0.85, "rollout/completions": 512, "loss/entropy": 0.25}
+    recipe = build_recipe({"train": {"group_size": 16}})
+    assert keys(healthy(21, **shares, **{"advantage/all_correct_groups": 25, "advantage/all_wrong_groups": 3}), recipe) == {}
+    found = keys(healthy(21, **shares, **{"advantage/all_correct_groups": 3, "advantage/all_wrong_groups": 25}), recipe)
+    assert "1.5 distinct completions out of 16" in found["copies"].what  # (0.0907 * 16 - 3/32) / (29/32)
 
 
 def test_what_looks_bad_but_is_not():

@@ -181,6 +181,17 @@ def test_each_finding_is_told_once_and_written_once(tmp_path, jsonl):
     assert len([row for row in read_rows(jsonl.events) if row["kind"] == "finding"]) == 1
 
 
+def test_a_finding_that_no_longer_holds_is_withdrawn_and_said_again_if_it_comes_back(jsonl):
+    told = Told()
+    monitors = Monitors([jsonl, told], report=pytest.fail, watch=FindingWatch({}))
+    for step in range(1, 41):
+        monitors.on_metrics(cut(step) if step <= 4 or step >= 30 else {"step": step, "rollout/truncated": 0.0})
+    assert told.findings == [(1, "truncation", False), (30, "truncation", True)]
+    texts = [(row["step"], row["text"]) for row in read_rows(jsonl.events) if row["kind"] == "message"]
+    # Step 6 is the last that shows it: it reads three steps.
+    assert texts == [(16, "withdrawn at step 16, for it no longer holds: 90 % of completions were cut at the token limit.")]
+
+
 def test_early_steps_are_all_looked_at_and_later_every_tenth_and_the_last(monkeypatch):
     looked = []
     monkeypatch.setattr(watching, "diagnose", lambda rows, *_: looked.append(rows[-1]["step"]) or [])

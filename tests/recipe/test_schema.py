@@ -272,6 +272,12 @@ def test_warnings_are_for_pretrained_models_only():
     assert list_warnings(load_recipe(overrides=[*odd, "model=some/model", "num_steps=0", "cold_start.num_steps=5"])) == []
 
 
+def test_a_rate_that_destroys_a_model_from_scratch_is_warned_of():
+    assert list_warnings(load_recipe(overrides=["learning_rate=0.03"])) == []
+    (said,) = list_warnings(load_recipe(overrides=["learning_rate=3.0"]))
+    assert said.startswith("optimizer.learning_rate = 3: AdamW changes every weight by up to the rate")
+
+
 def test_the_range_of_a_clip_is_that_of_single_tokens():
     """GSPO clips a geometric mean, a thousand times closer to 1."""
     assert list_warnings(load_recipe(overrides=["algorithm=gspo", "model=some/model"])) == []

@@ -113,6 +113,9 @@ def test_what_was_collected_goes_on_with_the_batch():
     assert (batch.prompts_taken, batch.verdicts, batch.metrics["rollout/tokens"]) == (7, {3: (1, 2)}, 99)
     assert batch.metrics["reward/mean"] == 0.5
     assert batch.metrics["rollout/length_mean"] == 4.0
+    sampled = batch_of([rollout(0, 0, 1.0), rollout(0, 1, 0.0, length=5)], "group_size=2")
+    logprobs = [one for done in sampled.rollouts for one in done.completion.sampling_logprobs]
+    assert sampled.metrics["rollout/entropy"] == pytest.approx(-sum(logprobs) / 8)
 
 
 def test_a_step_in_which_every_group_is_dropped_is_an_empty_plan_not_an_error():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 from typing import Any
 
@@ -61,6 +62,22 @@ def test_one_warning_with_the_fix(tmp_path):
     assert "warning: prompts: this is a chat model" in line
     for fix in ("prompts.system", '"prompt": [{"role": "user", "content": ...}]', 'prompts.template = "{prompt}"'):
         assert fix in line
+
+
+def test_a_set_with_settings_of_its_own_and_an_evaluation_are_warned_of_too(tmp_path, capsys):
+    """A system message under [prompts] does not reach a set of a recipe."""
+    file = tmp_path / "test.jsonl"
+    file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    settings = {"evaluation.sets": {"test": {"source": str(file)}}, "evaluation.samples": 1}
+    rows = [{"prompt": f"{n} minus 1 is", "answer": str(n - 1)} for n in range(20)]
+    (line,) = list_warnings(tmp_path, ENDS, rows, system="Add.", **settings)
+    assert "all prompts of evaluation.sets.test are plain text" in line
+    assert "Set evaluation.sets.test.system to convert" in line
+    quick = {"samples": 1, "max_completion_tokens": 2, "resamples": 100}
+    cohort.evaluate(tmp_path / "model", ROWS, ["session_tools:always_right"], **quick)
+    assert capsys.readouterr().err.count("warning: prompts: this is a chat model") == 1
+    cohort.evaluate(tmp_path / "model", ROWS, ["session_tools:always_right"], system="Add.", **quick)
+    assert "chat model" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

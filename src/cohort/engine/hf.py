@@ -66,7 +66,7 @@ class HFEngine(Engine):
             positions_1 = torch.tensor([request.position + place], device=device)
             noise_1V = None if sampling.greedy else make_gumbel(row_keys_12, positions_1, logits_1V.shape[-1])
             ids_1, logprobs_1 = choose_tokens(logits_1V, sampling, noise_1V)
-            check_finite(logprobs_1)
+            check_finite(logprobs_1, self.version)
             token_ids.append(int(ids_1))
             logprobs.append(float(logprobs_1))
             if token_ids[-1] in sampling.stop_ids:

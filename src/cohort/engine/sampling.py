@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cohort.base.text import write_count
 from cohort.errors import EngineError
 from cohort.model.architecture import count_positions
 from cohort.types import Prompt, Sampling
@@ -104,10 +105,23 @@ def check_request(config: Any, prompts: list[Prompt], sampling: Sampling) -> Non
         )
 
 
-def check_finite(logprobs: Tensor) -> None:
-    """Raise EngineError for NaN or infinite log-probs. NaN logits have an argmax, so sampling would continue with token 0."""
-    if not bool(torch.isfinite(logprobs).all()):
-        raise EngineError("the policy's logits are NaN or infinite: its weights or its precision are broken.")
+def check_finite(logprobs: Tensor, version: int) -> None:
+    """Raise EngineError for NaN or infinite log-probs. NaN logits have an argmax, so sampling would continue with token 0.
+
+    version: of the policy.
+    """
+    if bool(torch.isfinite(logprobs).all()):
+        return
+    fault = "the policy's logits are NaN or infinite"
+    if version:
+        raise EngineError(
+            f"{fault} after {write_count(version, 'optimizer step')}: optimizer.learning_rate is too high for this model. Lower it by a "
+            "factor of ten or more and start again."
+        )
+    raise EngineError(
+        f"{fault}: the weights of the model are broken, or model.dtype is too narrow for them. After a cold start: lower "
+        "cold_start.learning_rate."
+    )
 
 
 def find_mismatch_limit(model: Any, rounding: float = 1.0) -> float:

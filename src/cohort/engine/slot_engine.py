@@ -205,7 +205,7 @@ class SlotEngine(Engine):
         sampling: Sampling,
     ) -> list[Completion]:
         """The completions in these rows of the state, given their requests and full lengths."""
-        check_finite(state.logprobs_NT[rows])
+        check_finite(state.logprobs_NT[rows], self.version)
         token_ids_NT, logprobs_NT = state.token_ids_NT[rows].cpu().numpy(), state.logprobs_NT[rows].cpu().numpy()
         stop_ids = set(sampling.stop_ids)
         spans = [

@@ -353,6 +353,8 @@ RANGES: tuple[tuple[str, float, float, Callable[[Recipe], bool], str], ...] = (
     ("optimizer.learning_rate", 1e-7, 3e-5, lambda r: not r.model.lora.rank, FULL_RATE),
 )
 """Ranges that work for pretrained models: key, lowest, highest, whether it applies to a recipe, and the reason."""
+HIGHEST_RATE = 0.03
+"""The highest learning rate without a warning for a model from scratch."""
 
 
 def list_warnings(recipe: Recipe) -> list[str]:
@@ -380,4 +382,9 @@ def list_warnings(recipe: Recipe) -> list[str]:
         value = read_value(recipe, path)
         if is_pretrained(recipe) and applies(recipe) and not low <= value <= high:
             warnings.append(f"{path} = {value:g} is outside {low:g} to {high:g}: {why}")
+    if not is_pretrained(recipe) and (rate := recipe.optimizer.learning_rate) > HIGHEST_RATE:
+        warnings.append(
+            f"optimizer.learning_rate = {rate:g}: AdamW changes every weight by up to the rate in each step, so more than {HIGHEST_RATE:g} "
+            "destroys most models; 1e-4 to 1e-3 is usual for small models from scratch"
+        )
     return warnings

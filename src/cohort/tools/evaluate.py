@@ -297,6 +297,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     from cohort.evaluation.evaluate import evaluate
     from cohort.observe.monitors.console import ConsoleMonitor
     from cohort.training import build
+    from cohort.training.preflight import explain_plain_prompts
     from cohort.training.stages import make_evaluation_sampling
 
     recipe = problems.recipe.model_copy(update={"model": target.recipe.model})
@@ -309,6 +310,10 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     for name in sets:
         if encoded.reports[name].too_long:
             say(console, f"warning: {name}: {encoded.reports[name]}")
+        settings = data.sets[name][0]
+        place = "prompts" if settings == recipe.prompts else f"evaluation.sets.{name}"
+        if text := explain_plain_prompts(policy, sets[name], settings, place):
+            say(console, f"warning: {name}: {text}")
     policy.set_longest(build.find_longest_sequence(recipe, encoded, sampling))
     seen = count_seen_problems(console, target, problems, sets)
     drawn = make_evaluation_sampling(recipe, sampling)

@@ -249,7 +249,9 @@ def measure_rollouts(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[s
     for rollout in rollouts:
         distinct.setdefault(rollout.group, set()).add(rollout.completion.token_ids)
     group_size = len(rollouts) / len(distinct)
+    logprob = sum(sum(rollout.completion.sampling_logprobs) for rollout in rollouts)  # 0 for tokens that were not sampled
     return {
+        **({"rollout/entropy": -logprob / tokens} if (tokens := sum(lengths)) and tokens_sampled else {}),
         "rollout/completions": len(rollouts),
         "rollout/tokens": tokens_sampled,
         "rollout/length_mean": fmean(lengths),

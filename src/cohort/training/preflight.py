@@ -24,7 +24,9 @@ from cohort.model.chat import find_end_of_turn_id
 from cohort.model.critic import NoCritic
 from cohort.model.examples import make_examples
 from cohort.model.frozen import inspect_teacher
+from cohort.model.policy import Policy
 from cohort.recipe.rules import measures_kl, scores_prompts
+from cohort.recipe.schema import PromptsConfig
 from cohort.rewards.contract import importable_name
 from cohort.rewards.outcomes import fails_everywhere
 from cohort.rewards.runner import RewardRunner
@@ -271,24 +273,33 @@ def check_sampling(run: Run) -> Check:
 
 
 def check_format(run: Run, encoded: EncodedData) -> Iterator[Check]:
-    """Warn of plain-text prompts for a chat model: it continues the text, or writes to the limit, instead of answering.
+    """One warning of plain-text prompts for a chat model, in training or in an evaluation set with settings of its own."""
+    sets = {f"evaluation.sets.{name}": (encoded.sets.get(name, []), own) for name, own in run.recipe.evaluation.sets.items()}
+    for place, (prompts, settings) in {"prompts": (encoded.train, run.recipe.prompts), **sets}.items():
+        if text := explain_plain_prompts(run.policy, prompts, settings, place):
+            yield Check("warning", "prompts", text)
+            return
 
-    A base model may have a chat template, too, but its text does not end at the end of a turn. A prompts.template, or special tokens in the
-    prompts, are a deliberate choice.
+
+def explain_plain_prompts(policy: Policy, prompts: Sequence[Prompt], settings: PromptsConfig, place: str) -> str:
+    """Why these prompts have the wrong form for a chat model, which continues plain text instead of answering; "" if they have not.
+
+    A base model may have a chat template, too, but its text does not end at the end of a turn. A template of the section `place`, or
+    special tokens in the prompts, are a deliberate choice.
     """
-    tokenizer, settings = run.policy.tokenizer, run.recipe.prompts
-    ends = {tokenizer.eos_token_id, *make_list(run.policy.model.generation_config.eos_token_id)}
+    tokenizer = policy.tokenizer
+    ends = {tokenizer.eos_token_id, *make_list(policy.model.generation_config.eos_token_id)}
     tuned = (end := find_end_of_turn_id(tokenizer)) is not None and end in ends
-    texts = [prompt.content for prompt in encoded.train if isinstance(prompt.content, str)]
+    texts = [prompt.content for prompt in prompts if isinstance(prompt.content, str)]
     marked = any(token in text for text in texts[:ANSWER_ROWS] for token in tokenizer.all_special_tokens)
-    if tuned and texts and len(texts) == len(encoded.train) and not settings.template and not marked:
-        column = settings.prompt_column
-        text = (
-            "this is a chat model (its tokenizer has a chat template), but all prompts are plain text, which it will continue instead of "
-            f'answering. Set prompts.system to convert them to chats, or use messages: "{column}": [{{"role": "user", "content": ...}}]. If '
-            f'plain text is intended: prompts.template = "{{{column}}}".'
-        )
-        yield Check("warning", "prompts", text)
+    if not tuned or not texts or len(texts) < len(prompts) or settings.template or marked:
+        return ""
+    column, whose = settings.prompt_column, "" if place == "prompts" else f" of {place}"
+    return (
+        f"this is a chat model (its tokenizer has a chat template), but all prompts{whose} are plain text, which it will continue instead of "
+        f'answering. Set {place}.system to convert them to chats, or use messages: "{column}": [{{"role": "user", "content": ...}}]. If '
+        f'plain text is intended: {place}.template = "{{{column}}}".'
+    )
 
 
 def check_prompt_lengths(run: Run, encoded: EncodedData) -> Check:

@@ -181,6 +181,8 @@ class Monitors(Monitor):
             known = {*watch.known}
             for finding in check(watch):
                 self.on_finding(watch.step, describe_finding(finding, again=finding.name in known))
+            for finding in watch.withdrawn:
+                self.on_message(f"withdrawn at step {watch.step}, for it no longer holds: {finding.what}")
         except Exception as problem:
             self.note_failure(watch, "check", problem)
 
