@@ -146,6 +146,7 @@ QUANTITIES = [
     (box("2, 1"), "x=1, y=2", WRONG, "names have an order"),
     (box("1, 2"), "x=1, y=2", RIGHT, "names have an order"),
     (box("3, 1"), "x_1=1, x_2=3", RIGHT, "the roots of one equation have none"),
+    (box("2, 1"), "x = 1, x_2 = 2", RIGHT, "the first root may have no index"),
     (box("(7,2), (5,2)"), "p=5,q=2;p=7,q=2", RIGHT, "two solutions"),
     (box("(2,7), (5,2)"), "p=5,q=2;p=7,q=2", WRONG, "two solutions"),
     (box("x = 5"), "y=5", WRONG, "another name"),
@@ -173,6 +174,8 @@ QUANTITIES = [
 # Several boxes, other boxes, and what stands before an answer
 BOXES = [
     (r"\boxed{1} and \boxed{2}", "1, 2", RIGHT, "joined boxes are a list"),
+    (r"\boxed{1}," + " " * 119 + r"\boxed{2}", "1, 2", RIGHT, "120 characters between two boxes"),
+    (r"\boxed{1}," + " " * 120 + r"\boxed{2}", "1, 2", WRONG, "121 characters: two answers"),
     (r"$\boxed{(2,2)} \quad \text{and} \quad \boxed{(6,2)}$", "(2,2), (6,2)", RIGHT, "joined boxes are a list"),
     (r"$x = \boxed{1}$, $y = \boxed{2}$", "x=1, y=2", RIGHT, "with their names"),
     (r"$x = \boxed{1}$, $y = \boxed{2}$", "x=2, y=1", WRONG, "with their names"),

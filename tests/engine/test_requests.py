@@ -10,7 +10,10 @@ from cohort.engine.cached import CachedEngine
 from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
+from cohort.engine.requests import find_single_token
 from cohort.errors import EngineError
+from cohort.model.scratch import build_scratch
+from cohort.recipe.schema import ScratchConfig
 from cohort.recipe.values import ENGINES, EngineEntry
 from cohort.types import Completion, NoiseKey, Request
 
@@ -202,3 +205,21 @@ def test_an_unknown_name_is_refused_with_the_nearest():
         EngineError, match=r"sampling\.engine: 'locla' is not an engine .*auto, local, cached, hf.*did you mean 'local'"
     ):
         build_engine("locla", EngineSetup(make_model(), text_of))
+
+
+def test_a_stop_that_the_tokenizer_does_not_know_is_named():
+    _, tokenizer = build_scratch(ScratchConfig(), ["0123456789+=>"], seed=0)
+    assert find_single_token(tokenizer, "=") == tokenizer.get_vocab()["="]
+    assert find_single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
+    for text, said in (
+        ("#", "'#' is not in the tokenizer's vocabulary and would become '<unk>'"),
+        ("###", "'###' is not in the tokenizer's vocabulary"),
+        ("=>", "'=>' is 2 tokens for this tokenizer"),
+        ("=#", "'=#' is 2 tokens"),
+        ("", "'' is 0 tokens"),
+        ("<eoss>", "did you mean '<eos>'?"),
+    ):
+        with pytest.raises(EngineError, match=r"^sampling\.stop: ") as raised:
+            find_single_token(tokenizer, text)
+        assert said in str(raised.value)
+        assert "Special tokens: <eos>" in str(raised.value)

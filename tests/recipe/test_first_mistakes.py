@@ -19,10 +19,8 @@ import pytest
 
 import cohort
 from cohort.data.rows import load_rows, render
-from cohort.engine.requests import find_single_token
-from cohort.errors import CohortError, EngineError, ModelError, PromptError, RecipeError, RewardError, RunError
+from cohort.errors import CohortError, ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.loading import pick_device
-from cohort.model.scratch import build_scratch
 from cohort.observe.run_folder import RunFolder, check_name, make_new_folder
 from cohort.recipe.file import build_recipe, list_leaf_fields, load_recipe
 from cohort.recipe.schema import ModelConfig, PromptsConfig, Recipe
@@ -401,24 +399,6 @@ def test_half_a_surrogate_pair_is_named_where_it_comes_in(tmp_path):
             load_rows(PromptsConfig(), 0, rows)
     whole = [ROWS[0] | {"prompt": "1+1=\U0001f600 \u00e9"}]
     assert load_rows(PromptsConfig(source=rows_file(tmp_path, whole)), 0) == whole
-
-
-def test_a_stop_that_the_tokenizer_does_not_know_is_named():
-    _, tokenizer = build_scratch(tiny(Path()).model.scratch, ["0123456789+=>"], seed=0)
-    assert find_single_token(tokenizer, "=") == tokenizer.get_vocab()["="]
-    assert find_single_token(tokenizer, tokenizer.unk_token) == tokenizer.unk_token_id
-    for text, said in (
-        ("#", "'#' is not in the tokenizer's vocabulary and would become '<unk>'"),
-        ("###", "'###' is not in the tokenizer's vocabulary"),
-        ("=>", "'=>' is 2 tokens for this tokenizer"),
-        ("=#", "'=#' is 2 tokens"),
-        ("", "'' is 0 tokens"),
-        ("<eoss>", "did you mean '<eos>'?"),
-    ):
-        with pytest.raises(EngineError, match=r"^sampling\.stop: ") as raised:
-            find_single_token(tokenizer, text)
-        assert said in str(raised.value)
-        assert "Special tokens: <eos>" in str(raised.value)
 
 
 # -- examples ----------------------------------------------------------------------------------------------------------

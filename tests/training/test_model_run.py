@@ -99,8 +99,23 @@ def test_sets_take_the_arguments_of_training_unless_they_have_their_own(tmp_path
     assert ends["texts"] == "0?"
     # What no template renders cannot be told anything.
     idle = build_recipe(recipe.model_dump() | {"prompts": recipe.prompts.model_dump() | {"system": ""}})
-    with pytest.raises(PromptError, match=r"prompts\.template_args: all prompts are plain text"):
+    with pytest.raises(PromptError, match=r"^prompts\.template_args: all prompts are plain text.* or set prompts\.system"):
         build.encode_data(idle, data, policy, build.make_training_sampling(idle, policy))
+
+
+def test_an_argument_that_no_template_reads_is_refused_in_the_section_that_gives_it(tmp_path):
+    recipe = tiny(tmp_path, **words(tmp_path, whole_model(), **{"prompts.template_args": {"tone": "calm"}}))
+    other = {"source": recipe.prompts.source, "system": "Add.", "max_prompt_tokens": 128}
+    sets = {"as_training": other, "loud": other | {"template_args": {"tone": "loud"}}}
+    recipe = build_recipe(recipe.model_dump() | {"evaluation": {"samples": 1, "sets": sets}})
+    policy = build.load_policy(recipe, build.Data([], {}, None))
+    sampling = build.make_training_sampling(recipe, policy)
+    for name, field in (("as_training", "prompts"), ("loud", r"evaluation\.sets\.loud")):
+        only = build.Data(
+            [], {name: (recipe.evaluation.sets[name], [{"prompt": "1?", "answer": "1"}])}, None
+        )  # no training rows
+        with pytest.raises(PromptError, match=rf"^{field}\.template_args: "):
+            build.encode_data(recipe, only, policy, sampling)
 
 
 def test_ignored_settings_of_the_generation_config_are_named(tmp_path):
