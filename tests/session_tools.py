@@ -101,6 +101,30 @@ def train_tiny(runs: Path, name: str = "run", **overrides: Any) -> Any:
     return start(tiny(runs, name, **overrides))
 
 
+def run_with(reward: Any, runs: Any, name: str = "run", **overrides: Any) -> Any:
+    """A fast run with a reward function of the test, as `cohort.train` would pass it."""
+    from cohort.recipe.values import Materials
+    from cohort.session import start
+
+    recipe = tiny(runs, name, **FAST | {"rewards": [{"function": "python:reward", "name": "reward"}]} | overrides)
+    return start(recipe, Materials(None, {"python:reward": reward}))
+
+
+def stop_at(patch: Any, step: int) -> None:
+    """Interrupt runs when this step is finished, as SIGTERM does."""
+    from cohort.errors import Interrupted
+    from cohort.training.state import TrainState
+
+    original = TrainState.finish_step
+
+    def stopped(self: Any) -> None:
+        original(self)
+        if self.step == step:
+            raise Interrupted("SIGTERM")
+
+    patch.setattr(TrainState, "finish_step", stopped)
+
+
 def prove_others(values: Iterable[str], *kept: str) -> list[Any]:
     """Parameters of a test: those kept are the sample of `make test`, the others are run by `make prove`."""
     import pytest

@@ -16,8 +16,7 @@ from cohort.observe.early_stop import check_conditions, find_reason_to_stop, nam
 from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import load_recipe
 from cohort.recipe.values import Condition, Materials, parse_conditions
-from session_tools import FAST, differences, digit_share, rows_of, summary_of, tiny
-from test_session import run_with
+from session_tools import FAST, differences, digit_share, rows_of, run_with, summary_of, tiny
 
 
 def recipe_with(condition: str, **words: Any) -> Any:

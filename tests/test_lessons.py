@@ -24,23 +24,22 @@ from cohort.training.experience import Models
 from cohort.training.rollouts import Collected, group_rollouts
 from cohort.types import Completion, Outcome, Prompt
 from conftest import collect_batch, tiny_policy
-from session_tools import FAST, digit_share, rows_of, tiny
-from test_session import run_with
+from session_tools import FAST, digit_share, rows_of, run_with, tiny
 
 LESSONS: dict[str, list[str]] = {
     # The policy that sampled must be the policy that is scored
     "step 1: ratio 1, KL 0, log-probs <= 0": [
-        "test_session.py::test_engine_trainer_and_reference_agree_before_the_first_update",
-        "test_session.py::test_perturbed_sampling_logprobs_stop_the_run",
-        "test_session.py::test_a_reference_with_other_weights_stops_the_run",
+        "training/test_session.py::test_engine_trainer_and_reference_agree_before_the_first_update",
+        "training/test_session.py::test_perturbed_sampling_logprobs_stop_the_run",
+        "training/test_session.py::test_a_reference_with_other_weights_stops_the_run",
         "test_cli.py::test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs",
-        "test_lessons_more.py::test_one_token_in_a_thousand_stops_the_run_and_so_do_many_small_differences_and_nan",
-        "test_lessons_more.py::test_the_doctors_step_1_sees_one_token_that_is_off",
+        "training/test_lessons_more.py::test_one_token_in_a_thousand_stops_the_run_and_so_do_many_small_differences_and_nan",
+        "training/test_lessons_more.py::test_the_doctors_step_1_sees_one_token_that_is_off",
     ],
     "divide logits by the temperature, not log-probs": [
         "ops/test_logprobs.py::test_temperature_divides_the_logits_and_not_the_logprobs",
         "engine/test_engines.py::test_logprobs_are_those_of_a_plain_forward_at_that_temperature",
-        "test_session.py::test_another_temperature_in_scoring_stops_the_run",
+        "training/test_session.py::test_another_temperature_in_scoring_stops_the_run",
     ],
     "generation_config must not reach sampling; a group has distinct completions": [
         "engine/test_engines.py::test_the_generation_config_is_ignored",
@@ -51,7 +50,7 @@ LESSONS: dict[str, list[str]] = {
         "recipe/test_schema.py::test_a_mistake_is_answered_with_the_field_and_the_fix",
         "engine/test_engines.py::test_top_k_is_honoured_by_both_engines",
         "tools/test_evaluate_command.py::test_a_model_folder_with_a_recipe_and_overrides",
-        "test_lessons_more.py::test_the_engine_is_given_the_sampling_of_the_recipe_and_evaluation_its_own",
+        "training/test_lessons_more.py::test_the_engine_is_given_the_sampling_of_the_recipe_and_evaluation_its_own",
     ],
     "token in, token out; no second BOS": [
         "test_lessons.py::test_nothing_is_tokenised_while_training",
@@ -68,38 +67,38 @@ LESSONS: dict[str, list[str]] = {
     ],
     "any cache is invalid after a weight update": [
         "engine/test_engines.py::test_a_weight_update_is_seen_by_the_next_call",
-        "test_session.py::test_weights_that_go_stale_with_the_first_update_stop_the_run_before_the_second",
-        "test_session.py::test_stale_weights_after_a_cold_start_stop_the_run_before_any_update",
+        "training/test_session.py::test_weights_that_go_stale_with_the_first_update_stop_the_run_before_the_second",
+        "training/test_session.py::test_stale_weights_after_a_cold_start_stop_the_run_before_any_update",
     ],
     "after a step with a huge learning rate the engine's output changes": [
-        "test_session.py::test_after_one_step_with_a_huge_learning_rate_the_engine_writes_something_else",
+        "training/test_session.py::test_after_one_step_with_a_huge_learning_rate_the_engine_writes_something_else",
     ],
     # Normalisation
     "same gradient for every micro-batch size": [
         "algorithms/test_gradients.py::test_the_micro_batch_size_cannot_change_the_gradient",
-        "test_lessons_more.py::test_the_micro_batch_size_cannot_change_the_gradient_of_the_cold_start",
+        "training/test_lessons_more.py::test_the_micro_batch_size_cannot_change_the_gradient_of_the_cold_start",
     ],
     "masked samples change nothing, an all-masked batch is a no-op": [
         "algorithms/test_aggregation.py::test_adding_a_fully_masked_sample_changes_nothing",
         "algorithms/test_aggregation.py::test_an_all_masked_minibatch_is_a_no_op_for_weights_and_momentum",
-        "test_session.py::test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op",
+        "training/test_session.py::test_unscored_completions_are_counted_and_no_score_at_all_is_a_no_op",
     ],
     "the same mask in numerator and denominator": [
         "algorithms/test_aggregation.py::test_a_fully_masked_completion_is_in_neither_side",
         "algorithms/test_gradients.py::test_loss_and_gradients_equal_the_slow_reference",
-        "test_lessons_more.py::test_what_is_measured_has_the_mask_of_what_is_trained",
+        "training/test_lessons_more.py::test_what_is_measured_has_the_mask_of_what_is_trained",
     ],
     # Numerics
     "mask before exp; clamp log-ratios": ["algorithms/test_regions.py::test_huge_log_ratios_stay_finite"],
     "float32 logits and masters; parameters move at step 1": [
         "ops/test_logprobs.py::test_low_precision_logits_are_scored_in_float32",
         "model/test_optim.py::test_bfloat16_with_masters_moves_at_1e_6_where_pure_bfloat16_does_not",
-        "test_session.py::test_a_step_moves_every_kind_of_parameter",
+        "training/test_session.py::test_a_step_moves_every_kind_of_parameter",
     ],
     "two-pass deviation, exact test for constant groups": [
         "algorithms/test_advantages.py::test_one_failure_among_seven_nearly_equal_rewards",
         "algorithms/test_advantages.py::test_equal_rewards_give_exactly_zero",
-        "test_session.py::test_equal_rewards_everywhere_leave_only_the_decay_that_the_recipe_asks_for",
+        "training/test_session.py::test_equal_rewards_everywhere_leave_only_the_decay_that_the_recipe_asks_for",
     ],
     "a non-finite gradient is skipped, counted, and three in a row stop": [
         "model/test_optim.py::test_a_non_finite_gradient_changes_nothing_and_is_counted",
@@ -113,7 +112,7 @@ LESSONS: dict[str, list[str]] = {
         "algorithms/test_kl.py::test_which_gradients_survive_stale_data",
         "model/test_reference.py::test_a_larger_coefficient_keeps_the_policy_closer",
         "training/test_sources.py::test_before_the_first_update_everything_is_the_same_policy",
-        "test_session.py::test_engine_trainer_and_reference_agree_before_the_first_update",
+        "training/test_session.py::test_engine_trainer_and_reference_agree_before_the_first_update",
     ],
     "the reference is the model the run started from, also after a resume": [
         "training/test_kill_resume.py::test_a_killed_run_ends_with_the_same_bits",
@@ -137,8 +136,8 @@ LESSONS: dict[str, list[str]] = {
     "every odd return of a reward has a defined outcome": [
         "rewards/test_rewards_runner.py::test_one_bad_row_is_one_fault_and_unscored",
         "rewards/test_rewards_runner.py::test_a_malformed_reply_for_the_whole_batch_stops_the_run",
-        "test_session.py::test_a_few_faults_are_counted_and_the_run_goes_on",
-        "test_session.py::test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goes_on",
+        "training/test_session.py::test_a_few_faults_are_counted_and_the_run_goes_on",
+        "training/test_session.py::test_too_many_faults_stop_the_run_with_the_traceback_and_a_mended_reward_goes_on",
     ],
     # Ends and masks
     "stop ids of generation config, tokenizer and template; masks from lengths": [
@@ -149,7 +148,7 @@ LESSONS: dict[str, list[str]] = {
     "over-long prompts counted and reported": [
         "data/test_prompts.py::test_long_prompts_are_left_out_and_counted",
         "tools/test_doctor.py::test_prompts_that_are_too_long_are_counted",
-        "test_lessons_more.py::test_a_run_says_how_many_prompts_it_leaves_out",
+        "training/test_lessons_more.py::test_a_run_says_how_many_prompts_it_leaves_out",
     ],
     "prefilled <think> must not zero a format reward": [
         "verify/test_rewards_math.py::test_think_format",
@@ -178,7 +177,7 @@ LESSONS: dict[str, list[str]] = {
         "training/test_kill_resume.py::test_a_damaged_checkpoint_is_named_and_the_one_before_is_used",
     ],
     "best checkpoint by held-out reward": [
-        "test_session.py::test_the_best_checkpoint_is_the_one_with_the_best_held_out_reward"
+        "training/test_session.py::test_the_best_checkpoint_is_the_one_with_the_best_held_out_reward"
     ],
     # Words
     "why is my loss or reward 0, said at the console": [
@@ -190,13 +189,13 @@ LESSONS: dict[str, list[str]] = {
         "tools/test_doctor.py::test_the_demo_is_in_order",
         "tools/test_doctor.py::test_a_reward_that_no_reference_answer_satisfies",
         "tools/test_doctor.py::test_a_reward_that_every_answer_satisfies",
-        "test_session.py::test_positions_that_the_model_does_not_have_stop_the_run_at_start",
-        "test_lessons_more.py::test_trial_rollouts_warn_of_cut_completions_and_of_copies",
+        "training/test_session.py::test_positions_that_the_model_does_not_have_stop_the_run_at_start",
+        "training/test_preflight.py::test_trial_rollouts_warn_of_cut_completions_and_of_copies",
     ],
     "every completion kept; evaluation held out, its own sampling": [
         "test_cli.py::test_rollouts_hold_every_completion_with_parts_advantage_ids_and_logprobs",
-        "test_session.py::test_evaluation_prompts_in_training_are_refused_at_start",
-        "test_lessons_more.py::test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_on",
+        "training/test_session.py::test_evaluation_prompts_in_training_are_refused_at_start",
+        "training/test_lessons_more.py::test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_on",
     ],
     "zero-variance groups can be dropped": [
         "algorithms/test_gradients.py::test_dropping_zero_variance_groups_scales_the_gradient_by_the_documented_denominators",
@@ -212,7 +211,7 @@ LESSONS: dict[str, list[str]] = {
         "verify/test_math_answer.py::test_unusable_reference_answers_are_named_before_the_run",
         "verify/test_math_answer.py::test_a_bomb_in_the_reference_answer_leaves_the_row_unscored",
         "rewards/test_rewards_runner.py::test_rows_that_can_never_be_scored_are_named_before_the_run",
-        "test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
+        "training/test_lessons_more.py::test_a_run_says_what_is_wrong_with_its_golds_before_it_starts",
     ],
     "no parser that runs code sees model text outside the jail": [
         "verify/test_math_hostile.py::test_injections_run_nothing",

@@ -35,8 +35,7 @@ from cohort.recipe.values import Materials
 from cohort.training import build, checkpoint
 from cohort.training import run as training_run
 from conftest import library_loss_and_gradients, ragged_examples, relative_difference, tiny_policy
-from session_tools import FAST, bits, digit_share, prove_others, rows_of, summary_of, tiny, train_tiny, without_timing
-from test_session import run_with
+from session_tools import FAST, bits, digit_share, prove_others, rows_of, run_with, summary_of, tiny, train_tiny, without_timing
 
 RANK = 2
 

@@ -37,8 +37,7 @@ from cohort.ops.fused.training import FusedBackbone, prefill
 from cohort.ops.layout import Layout, lay_out
 from cohort.ops.packed_attention import attend
 from conftest import relative_difference, tiny_policy
-from session_tools import FAST, bits, rows_of, train_tiny, without_timing
-from test_session import stop_at
+from session_tools import FAST, bits, rows_of, stop_at, train_tiny, without_timing
 
 EPSILON = 1e-5
 CLOSE = 1e-6

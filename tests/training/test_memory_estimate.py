@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from cohort.ops.adam8 import Moments
 from cohort.ops.fused import native
 from cohort.training import memory_estimate, preflight
+from cohort.training.build import EncodedData
 from cohort.training.memory_estimate import (
     GIB,
     ModelNumbers,
@@ -22,7 +25,8 @@ from cohort.training.memory_estimate import (
     describe_memory,
     estimate_memory,
 )
-from session_tools import train_tiny
+from cohort.types import Prompt
+from session_tools import tiny, train_tiny
 
 QWEN_05B = ModelNumbers(24, 896, 14, 2, 64, 4864, 151936, 494_032_768, 357_826_560)
 QWEN_15B = ModelNumbers(28, 1536, 12, 2, 128, 8960, 151936, 1_543_714_304, 1_310_195_712)
@@ -274,6 +278,39 @@ def test_the_table_of_the_documentation():
         assert line in text, line
 
 
+def test_words_at_the_limits():
+    needed = estimate_memory(QWEN_05B, RunNumbers())
+    assert describe_memory(needed, needed.peak).endswith(": fits.")
+    assert "does not fit" in describe_memory(needed, needed.peak - 1)
+    assert " on each of " not in describe_memory(needed, needed.peak)
+    assert "GiB at the peak on each of 2 ranks (" in describe_memory(
+        estimate_memory(QWEN_05B, RunNumbers(ranks=2)), needed.peak
+    )
+    # Parts below 0.05 GiB are not named.
+    held = {"small": 0.049 * GIB, "limit": 0.05 * GIB, "large": GIB}
+    assert "(large 1.0, limit 0.1)" in describe_memory(replace(needed, held=held, training={}, sampling={}), 2 * GIB)
+    slots = replace(needed, held={"all": 10.0}, training={}, sampling={"keys and values": 80.0, "whole model": 5.0})
+    slots = replace(slots, run=RunNumbers(slots=8))
+    assert [memory_estimate.fit_slots(slots, free) for free in (96.0, 95.0, 94.9, 85.0, 35.0, 25.0, 24.0, 0.0)] == [
+        8, 8, 7, 7, 2, 1, 1, 1,
+    ]  # fmt: skip
+
+
+def test_commands_for_more_ranks():
+    def command(ranks: int, gpu: bool) -> str:
+        run = RunNumbers(gpu_bytes=80 * GIB * gpu)
+        return memory_estimate.describe_changes(run, replace(run, ranks=ranks, shard=True))
+
+    start, tail = 'parallel.shard = "full" on', "-m cohort train RECIPE)"
+    assert command(8, True) == f"{start} 8 ranks (torchrun --standalone --nproc-per-node 8 {tail}"
+    assert command(16, True) == (
+        f"{start} 16 ranks (torchrun --nnodes 2 --nproc-per-node 8 --node-rank K --master-addr HOST {tail}"
+    )
+    assert (
+        command(2, False) == f"{start} 2 ranks (torchrun --nnodes 2 --nproc-per-node 1 --node-rank K --master-addr HOST {tail}"
+    )
+
+
 # -- at the start of a run ---------------------------------------------------------------------------------------------
 
 
@@ -332,6 +369,43 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
     assert 12 < run.longest <= 12 + 8
     if not rank:  # what is held, and the formula, agree: weights in float32, two moments in 8 bits
         assert estimate_memory(model, run).held["parameters"] == 4 * total
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        # 6 x 4 rows of a step, of which 2 ranks decode 12 each; a micro-batch holds at most 24 x 15 tokens.
+        ({}, {"micro_batch_tokens": 24 * 15, "slots": 24}),
+        ({"ranks": 2}, {"slots": 12, "ranks": 2}),
+        ({"ranks": 5}, {"slots": 5, "ranks": 5}),
+        ({"most_slots": 8}, {"slots": 8}),
+        ({"engine_slots": 3}, {"slots": 3}),
+        ({"most_slots": 1, "engine_slots": 3}, {"slots": 1}),
+        ({"evaluation.samples": 3}, {"slots": 30}),  # of the larger of two sets, 10 problems
+        ({"train.micro_batch_tokens": 100}, {"micro_batch_tokens": 100}),
+        ({"train.micro_batch_tokens": 2}, {"micro_batch_tokens": 15}),  # at least one row
+        ({"cold_start.num_steps": 1, "cold_start.batch_size": 30}, {"micro_batch_tokens": 30 * 15}),
+        ({"ahead.lag": 1}, {"ahead": True}),
+        ({"ahead.lag": 1, "shares": False}, {}),
+    ],
+)
+def test_the_numbers_of_a_rank_by_hand(settings, expected):
+    given = {"engine_slots": 0, "most_slots": 64, "ranks": 1, "shares": True}
+    changes = {name: value for name, value in settings.items() if name not in given}
+    recipe = tiny(Path(), **SHORT | {"train.prompts_per_step": 6, "train.group_size": 4, "algorithm.kl_coef": 0.0} | changes)
+    given |= {name: value for name, value in settings.items() if name in given}
+    able = SimpleNamespace(most_slots=given["most_slots"], shares_weights=given["shares"], cache_itemsize=4)
+    run: Any = SimpleNamespace(
+        recipe=recipe,
+        policy=SimpleNamespace(device=torch.device("cpu"), model=torch.zeros(1), adapter=None, backbone=None),
+        sampling=SimpleNamespace(max_completion_tokens=12),
+        engine=SimpleNamespace(slots=given["engine_slots"], capabilities=able),
+    )
+    prompts = [Prompt(number, "q", {}, (1,) * number) for number in (1, 3, 2)]
+    encoded = EncodedData(prompts, {"few": prompts, "many": prompts * 3 + prompts[:1]}, [], [], {})
+    numbers = memory_estimate.read_run_numbers(run, encoded, given["ranks"])
+    base = {"element": 4, "longest": 15, "cache_element": 4, "own_kernels": False, "exact": True, "slots": 24}
+    assert numbers == RunNumbers(**base | {"micro_batch_tokens": 24 * 15} | expected)
 
 
 def test_a_run_that_will_not_fit_is_told_which_setting_to_change(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ import torch
 
 from cohort.engine.sampling import find_mismatch_limit
 from cohort.errors import InvariantError
+from cohort.model.optim import StepReport
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.training.updates import LARGEST_ROUNDED_KL, Measured, UpdateMeter, check_same_policy, kl_limit, quantile
 
@@ -59,6 +60,56 @@ def test_the_limit_of_the_kl_follows_from_that_of_the_log_probs():
         assert kl_limit(given, own) == pytest.approx(find_mismatch_limit(given) ** 2 / 2)
         assert 0 < kl_limit(given, own) < LARGEST_ROUNDED_KL
     assert kl_limit(model(torch.bfloat16, layers=10_000), True) == LARGEST_ROUNDED_KL
+
+
+def test_what_is_measured_of_pairs_and_of_mismatch_weights_by_hand():
+    """Two pairs of one token each: gains over the reference by the sign of the advantage, and weights at the cap."""
+    algorithm = AlgorithmConfig(name="dpo")
+    micro: Any = SimpleNamespace(
+        idle=False,
+        place=0,
+        num_rows=4,
+        examples=(0, 1, 2, 3),
+        row_M=torch.arange(4),
+        loss_weights_M=torch.tensor([0.5, 0.5, 0.25, 0.25]),
+        advantages_M=torch.tensor([1.0, -1.0, 1.0, -1.0]),
+        ref_logprobs_M=torch.tensor([-1.0, -1.0, -2.0, -2.0]),
+        sampling_logprobs_M=torch.zeros(4),
+        fresh_M=None,
+        layout=SimpleNamespace(num_tokens=9),
+    )
+    logprobs_M = torch.tensor([-0.5, -1.5, -2.5, -2.25])
+    scores: Any = SimpleNamespace(logprobs_M=logprobs_M, entropy_M=torch.ones(4))
+    none_M = torch.zeros(4, dtype=torch.bool)
+    surrogate = SimpleNamespace(
+        ratio_M=torch.ones(4), below_M=none_M, above_M=none_M, margin_M=torch.tensor([1.0, 1.0, -0.25, 0.0])
+    )
+    loss: Any = SimpleNamespace(
+        surrogate=surrogate,
+        coefficient_M=torch.ones(4),
+        loss_M=torch.tensor([1.0, 1.0, 2.0, 2.0]),
+        policy_loss_M=torch.tensor([1.0, 1.0, 2.0, 2.0]),
+        kl_loss_M=None,
+        mismatch_weights_M=torch.tensor([1.0, algorithm.mismatch_cap, 0.5, 0.0]),
+    )
+    meter = UpdateMeter(algorithm)
+    meter.add(scores, micro, loss)
+    sums = meter.add_up()
+    assert (sums["loss/chosen_gain"], sums["loss/rejected_gain"]) == (0.5 - 0.5, -0.5 - 0.25)
+    assert (sums["loss/margin"], sums["loss/preferred"], sums["loss/total"]) == (1.0 - 0.0625, 1.0, 2.0)
+    assert (sums["loss/mismatch_weight"], sums["loss/mismatch_cut"]) == (1.5 + algorithm.mismatch_cap, 1.0)
+    assert (sums["tokens"], sums["rows"], meter.own_tokens) == (4.0, 4.0, 9)
+    masked = UpdateMeter(algorithm.model_copy(update={"mismatch_weight": "token_mask"}))
+    masked.add(scores, micro, loss)
+    assert masked.add_up()["loss/mismatch_cut"] == 1.0
+    micro.place = 1
+    meter.add(scores, micro, loss)
+    assert meter.add_up() == {name: 2 * value for name, value in sums.items()}
+    tokens = {"executed_tokens": 9, "forwarded_tokens": 8, "trained_tokens": 4}
+    minibatch: Any = SimpleNamespace(micro_batches=[micro], **tokens)
+    row = meter.metrics(StepReport(1e-3, 0.5, clipped=True, skipped=False), minibatch)
+    assert (row["loss/rejected_gain"], row["loss/margin"], row["loss/entropy"]) == (2 * -0.75 / 4, 2 * 0.9375, 1.0)
+    assert (row["loss/mismatch_cut"], row["loss/trained_tokens"], row["optim/grad_norm"]) == (0.25, 8.0, 0.5)
 
 
 def test_nearest_rank_quantiles():

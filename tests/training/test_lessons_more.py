@@ -25,12 +25,11 @@ from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.values import Materials
 from cohort.training.cold_start import supervised_update
 from cohort.training.objective import token_loss
-from cohort.training.preflight import Check, check_invariants, check_rollouts
+from cohort.training.preflight import Check, check_invariants
 from cohort.training.updates import Measured, UpdateMeter, check_same_policy
 from cohort.types import Completion, Outcome, Prompt, Rollout, Sampling
-from conftest import gradients, ragged_examples, relative_difference, rollout, tiny_policy
-from session_tools import FAST, always_right, always_wrong, digit_share, rows_of, tiny
-from test_session import run_with
+from conftest import gradients, ragged_examples, relative_difference, tiny_policy
+from session_tools import FAST, always_right, always_wrong, digit_share, rows_of, run_with, tiny
 
 
 @pytest.fixture
@@ -238,28 +237,6 @@ def test_a_run_says_what_is_wrong_with_its_golds_before_it_starts(tmp_path, said
     """Fails if what the preflight of a run finds is not said, or only by `cohort doctor`."""
     run_with(reward, tmp_path, **{"train.num_steps": 1})
     assert any(line.startswith("warning: ") and words in line for line in said), said
-
-
-def trial(*groups: list[Rollout], limit: int = 256) -> dict[str, Check]:
-    rollouts = [one for group in groups for one in group]
-    sampling = SimpleNamespace(group_size=len(groups[0]), max_completion_tokens=limit)
-    parts: Any = SimpleNamespace(sampling=sampling, recipe=SimpleNamespace(cold_start=SimpleNamespace(num_steps=0)))
-    return {check.name: check for check in check_rollouts(parts, rollouts)}
-
-
-def test_trial_rollouts_warn_of_cut_completions_and_of_copies():
-    """Fails if the doctor's limits for truncation, copies or groups without a signal are never reached."""
-    good = [[rollout(group, sample, float(sample % 2), token_ids=(7, 8 + sample)) for sample in range(4)] for group in range(2)]
-    assert {check.level for check in trial(*good).values()} == {"ok"}
-    assert "2 of 2," in trial(*good)["success"].text
-    cut = [[replace(one, completion=replace(one.completion, end="length")) for one in group] for group in good]
-    assert trial(*cut)["truncation"].level == "warning"
-    assert "100% of completions were truncated at 256 tokens" in trial(*cut)["truncation"].text
-    assert "Raise sampling.max_completion_tokens" in trial(*cut)["truncation"].text
-    copies = [[replace(one, completion=group[0].completion) for one in group] for group in good]
-    assert trial(*copies)["diversity"].level == "warning"
-    solved = [[rollout(group, sample, 1.0, token_ids=(7, 8 + sample)) for sample in range(4)] for group in range(2)]
-    assert trial(*solved)["success"].level == "warning"
 
 
 def test_without_a_named_set_a_share_of_the_rows_is_held_out_and_never_trained_on(tmp_path):

@@ -17,13 +17,7 @@ from cohort.training import build, checkpoint, objective, stages
 from cohort.training.build import Materials
 from cohort.training.updates import check_same_policy
 from conftest import tiny_policy
-from session_tools import FAST, bits, differences, digit_share, rows_of, summary_of, tiny, train_tiny
-
-
-def run_with(reward: Any, runs: Any, name: str = "run", **overrides: Any) -> Any:
-    """A fast run with a function of this file, as `cohort.train` would hand it over."""
-    recipe = tiny(runs, name, **FAST | {"rewards": [{"function": "python:reward", "name": "reward"}]} | overrides)
-    return session.start(recipe, Materials(None, {"python:reward": reward}))
+from session_tools import FAST, bits, differences, digit_share, rows_of, run_with, stop_at, summary_of, tiny, train_tiny
 
 
 def start_weights(runs: Any, **overrides: Any) -> dict[str, torch.Tensor]:
@@ -118,20 +112,6 @@ def test_a_resumed_run_does_not_keep_what_it_read(tmp_path, monkeypatch):
     )
     assert session.resume(tmp_path / "run").status == "finished"
     assert held == [{}]
-
-
-def stop_at(patch: Any, step: int) -> None:
-    from cohort.errors import Interrupted
-    from cohort.training.state import TrainState
-
-    original = TrainState.finish_step
-
-    def stopped(self: Any) -> None:
-        original(self)
-        if self.step == step:
-            raise Interrupted("SIGTERM")
-
-    patch.setattr(TrainState, "finish_step", stopped)
 
 
 def test_it_holds_after_a_cold_start_and_with_several_minibatches(tmp_path):
