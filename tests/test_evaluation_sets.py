@@ -12,7 +12,6 @@ import cohort
 from cohort.errors import Interrupted, RecipeError, RunError
 from cohort.observe.early_stop import check_best, check_conditions, list_training_sets, read_best
 from cohort.recipe.file import build_recipe, load_recipe
-from cohort.training import stages
 from session_tools import PROBLEMS, fork_server, rows_of, summary_of, tiny, train_tiny, tree
 
 RIGHT, WRONG = ({"function": f"session_tools:always_{how}", "name": how} for how in ("right", "wrong"))
@@ -186,27 +185,6 @@ def test_a_best_that_is_not_measured_is_refused(tmp_path, best):
         RecipeError, match=r"checkpoints\.best: .* sets: near, far; measures: reward, pass@1, pass@2, pass@4, pass@8"
     ):
         train_tiny(tmp_path, **FAST | {"checkpoints.best": best})
-
-
-def evaluated(success: list[str], rewards: list[float | None]) -> Any:
-    from cohort.evaluation.evaluate import Evaluation
-
-    verdicts = {"problem": list("abcdefgh")[: len(success)], "success": success, "reward": rewards}
-    return Evaluation.from_json({"step": 1, "sets": {"near": {}}, "per_problem": {"near": verdicts}})
-
-
-def test_the_best_is_chosen_by_pass_at_1_and_ties_by_the_reward(tmp_path):
-    """On the first 4 problems, which every look at the set holds."""
-    recipe = tiny(tmp_path, **FAST)
-    score = stages.score_for_best
-    assert score(recipe, evaluated(["10", "00", "11", "0-", "11"], [0.5, 0.0, 1.0, 0.0, 9.0])) == [
-        (0.5 + 0 + 1 + 0) / 4,
-        1.5 / 4,
-    ]
-    assert score(recipe, evaluated(["--", "--"], [0.25, None])) == [-1.0, 0.25]  # no verdict: the reward decides
-    assert score(recipe, evaluated(["--", "--"], [None, None])) == []
-    by_reward = tiny(tmp_path, **FAST | {"checkpoints.best": "reward"})
-    assert score(by_reward, evaluated(["00", "00"], [0.25, 0.75]))[0] == 0.5
 
 
 def test_the_best_checkpoint_follows_the_named_set(tmp_path):

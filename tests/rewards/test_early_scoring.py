@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 import pytest
+import test_rewards_zoo as zoo
 from test_rewards_runner import completion, prompt
 
 from cohort.base.world import World
@@ -21,41 +22,6 @@ from cohort.types import NoiseKey, Request, Sampling
 from session_tools import differences, rows_of, train_tiny
 
 TEXTS = [f"text {number} {'x' * (number % 5)}" for number in range(24)]
-
-
-def score_alone(completions, answer, log_extra, log_metric, log_verdict, **columns):
-    """Importable, so that it runs in workers: a score, a column, a metric and a verdict of each completion."""
-    log_extra("length", [len(text) for text in completions])
-    log_metric("letters", [text.count("x") for text in completions if "x" in text])
-    for row, text in enumerate(completions):
-        log_verdict(row, "long" if len(text) > 9 else "short")
-    return [len(text) / 7 + gold for text, gold in zip(completions, answer, strict=True)]
-
-
-def raise_on_one(completions, answer, **columns):
-    if any("text 13 " in text for text in completions):
-        raise ValueError("13")
-    return [float(len(text)) for text in completions]
-
-
-def forget_one(completions, **columns):
-    return [1.0] * (len(completions) - any("text 13 " in text for text in completions))
-
-
-def log_badly(completions, log_extra, **columns):
-    log_extra("odd", [1] if any("text 13 " in text for text in completions) else completions)
-    return [1.0] * len(completions)
-
-
-def log_sometimes(completions, log_extra, **columns):
-    """Like a function that logs a column only if there is an error."""
-    if any("text 13 " in text for text in completions):
-        log_extra("error", [text if "text 13 " in text else None for text in completions])
-    return [1.0] * len(completions)
-
-
-for one in (score_alone, raise_on_one, forget_one, log_badly, log_sometimes):
-    one.per_completion = True  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
@@ -96,14 +62,14 @@ def shuffled(seed: int) -> list[int]:
 
 def test_scored_as_they_finish_is_scored_after_everything():
     """Entries, extras, verdicts, logged metrics and retries are the same in any order."""
-    for slow, fast, runner in score_both(score_alone, [range(24), range(23, -1, -1), shuffled(1)]):
+    for slow, fast, runner in score_both(zoo.score_alone, [range(24), range(23, -1, -1), shuffled(1)]):
         assert fast == slow
         assert runner._bound[0].scores_early
     assert slow[1]["reward/f/verdict/long"] == 4 + 8, "of the texts with one digit, and with two"
     assert slow[1]["reward/f/letters"] == (24 + 5 * 1 + 5 * 2 + 5 * 3 + 4 * 4) / 24
 
 
-@pytest.mark.parametrize("function", [raise_on_one, log_badly, log_sometimes])
+@pytest.mark.parametrize("function", [zoo.raise_on_one, zoo.log_badly, zoo.log_sometimes])
 def test_early_answers_that_may_differ_from_a_batch_call_are_discarded(function):
     """One bad row has the same effect as in a batch call, and the part is not scored early again."""
     for slow, fast, runner in score_both(function, [range(24), shuffled(2)]):
@@ -118,7 +84,7 @@ def test_early_answers_that_may_differ_from_a_batch_call_are_discarded(function)
 def test_a_list_of_the_wrong_length_stops_the_run_with_the_same_message():
     said = []
     for order in (None, shuffled(3)):
-        with RewardRunner([RewardPart("f", forget_one)]) as runner, pytest.raises(RewardError) as problem:
+        with RewardRunner([RewardPart("f", zoo.forget_one)]) as runner, pytest.raises(RewardError) as problem:
             run_step(runner, make_prompts(), [completion(text) for text in TEXTS], order)
         said.append(str(problem.value))
     assert said[0] == said[1]
@@ -128,7 +94,7 @@ def test_a_list_of_the_wrong_length_stops_the_run_with_the_same_message():
 def test_early_scores_of_other_completions_do_not_count():
     """One completion did not arrive, and another one changed."""
     prompts, completions = make_prompts(), [completion(text) for text in TEXTS]
-    with RewardRunner([RewardPart("f", score_alone)]) as runner:
+    with RewardRunner([RewardPart("f", zoo.score_alone)]) as runner:
         slow = without_seconds(run_step(runner, prompts, completions, None))
         assert without_seconds(run_step(runner, prompts, completions, range(23))) == slow
         hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
@@ -157,7 +123,7 @@ def test_only_slow_parts_per_completion_outside_this_thread_start_early(monkeypa
     for one in (here, supervised, waits):
         one.per_completion = True  # type: ignore[attr-defined]
     supervised.supervised = True  # type: ignore[attr-defined]
-    functions = {"whole": whole, "here": here, "supervised": supervised, "waits": waits, "worker": score_alone}
+    functions = {"whole": whole, "here": here, "supervised": supervised, "waits": waits, "worker": zoo.score_alone}
     with RewardRunner([RewardPart(name, function) for name, function in functions.items()]) as runner:
         assert runner.start_early_scoring(make_prompts(), step=1, num_steps=10) is not None
         assert [part.bound.name for part in runner._early.parts] == ["supervised", "waits", "worker"]
@@ -204,7 +170,7 @@ def test_each_process_starts_only_its_own_completions():
         rank, size = 1, 2
 
     prompts = [one for one in make_prompts(6) for _ in range(4)]
-    with RewardRunner([RewardPart("f", score_alone)]) as runner:
+    with RewardRunner([RewardPart("f", zoo.score_alone)]) as runner:
         runner.world = Second()
         hear = runner.start_early_scoring(prompts, step=1, num_steps=10)
         for row in range(24):

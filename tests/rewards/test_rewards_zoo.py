@@ -365,3 +365,41 @@ def hang_or_steps(completions, **kwargs):
     while "hang" in completions:
         time.sleep(60)
     return [[(len(c), 1.0)] for c in completions]
+
+
+# -- scored one completion at a time (test_early_scoring) ---------------------------------------------------------------
+
+
+def score_alone(completions, answer, log_extra, log_metric, log_verdict, **columns):
+    """A score, a column, a metric and a verdict of each completion."""
+    log_extra("length", [len(text) for text in completions])
+    log_metric("letters", [text.count("x") for text in completions if "x" in text])
+    for row, text in enumerate(completions):
+        log_verdict(row, "long" if len(text) > 9 else "short")
+    return [len(text) / 7 + gold for text, gold in zip(completions, answer, strict=True)]
+
+
+def raise_on_one(completions, answer, **columns):
+    if any("text 13 " in text for text in completions):
+        raise ValueError("13")
+    return [float(len(text)) for text in completions]
+
+
+def forget_one(completions, **columns):
+    return [1.0] * (len(completions) - any("text 13 " in text for text in completions))
+
+
+def log_badly(completions, log_extra, **columns):
+    log_extra("odd", [1] if any("text 13 " in text for text in completions) else completions)
+    return [1.0] * len(completions)
+
+
+def log_sometimes(completions, log_extra, **columns):
+    """Like a function that logs a column only if there is an error."""
+    if any("text 13 " in text for text in completions):
+        log_extra("error", [text if "text 13 " in text else None for text in completions])
+    return [1.0] * len(completions)
+
+
+for one in (score_alone, raise_on_one, forget_one, log_badly, log_sometimes):
+    one.per_completion = True  # type: ignore[attr-defined]
