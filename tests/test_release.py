@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import os
 import platform
@@ -107,6 +108,7 @@ def test_every_link_of_the_long_description_is_an_address_of_a_file_that_exists(
 # -- what must be installed --------------------------------------------------------------------------------------------
 
 
+@functools.cache
 def list_imported() -> dict[str, list[str]]:
     """Top-level package -> the files of src that import it, in functions too; neither ours nor the standard library's."""
     found: dict[str, list[str]] = {}
