@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import cohort
 from cohort.engine.protocol import EngineSetup
-from cohort.errors import ModelError, PromptError, RecipeError, RunError
+from cohort.errors import ModelError, PromptError, RecipeError, RewardError, RunError
 from cohort.model.scratch import build_scratch
 from cohort.recipe.schema import ScratchConfig
 from cohort.types import NoiseKey, Prompt, Sampling
@@ -90,6 +90,7 @@ def test_rows_in_every_shape_give_the_same_run(model, tmp_path):
 
 def test_the_result_says_where_everything_is(model, tmp_path):
     run = cohort.train(model=model, prompts=ROWS, rewards=[here(correct)], name="result", **SETTINGS)
+    assert [row["step"] for row in run.metrics] == list(range(1, run.summary["steps"] + 1))
     assert isinstance(run, cohort.RunResult)
     assert (run.status, run.folder.resolve()) == ("finished", tmp_path / "runs" / "result")
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
@@ -439,12 +440,15 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
     nameless = AutoModelForCausalLM.from_config(net.config)
     nameless.config._name_or_path = nameless.name_or_path = ""
     adapted = peft.get_peft_model(AutoModelForCausalLM.from_pretrained(model), peft.LoraConfig(target_modules=["q_proj"]))
+    with torch.device("meta"):
+        on_meta = AutoModelForCausalLM.from_config(net.config)
     for given, words in {
         torch.nn.Linear(2, 2): "got a Linear",
         Mine(net.config): "not as Mine",
         AutoModel.from_pretrained(model): "not as LlamaModel",
         nameless: "pass tokenizer= as well",
         adapted: "has PEFT adapters",
+        on_meta: "weights on the meta device",
     }.items():
         for call in (cohort.train, cohort.evaluate):
             with pytest.raises(ModelError, match=words):
@@ -461,6 +465,33 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
         ({"rewards": [digit_share]}, RecipeError, "needs prompts="),
         ({"train_dataset": ROWS, "rewards": [digit_share]}, RecipeError, "^train_dataset: here it is called prompts"),
         ({"prompts": ROWS, "reward_funcs": [digit_share]}, RecipeError, "^reward_funcs: here it is called rewards"),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "eval_dataset": ROWS},
+            RecipeError,
+            "^eval_dataset: here it is called evaluate_on",
+        ),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "model": None},
+            RecipeError,
+            r"^cohort.train needs model=\.\.\.: a folder, a hub id",
+        ),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "model": {"lora": {"rank": 4}}},
+            RecipeError,
+            "^cohort.train needs model=",
+        ),
+        ({"prompts": ROWS, "rewards": [digit_share], "rollout_func": max}, RecipeError, "completions come from an engine"),
+        ({"prompts": ROWS, "rewards": [digit_share], "optimizers": ()}, RecipeError, "AdamW is the only optimizer"),
+        (
+            {"prompts": ROWS, "rewards": ["org/reward-model"]},
+            RewardError,
+            '"function": "reward_model", "args": {"model": "org/reward-model"',
+        ),
+        (
+            {"prompts": ROWS, "rewards": [digit_share], "name": "x" * 201},
+            RunError,
+            "^name: 'x+'... has 201 bytes; give at most 200",
+        ),
         ({"prompts": ROWS, "rewards": [digit_share], "num_generations": 8}, RecipeError, "train.group_size"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": [Watcher]}, RecipeError, r"monitors\.0: Watcher is a class"),
         ({"prompts": ROWS, "rewards": [digit_share], "monitors": ["wandb"]}, RecipeError, r"also=\['wandb'\]"),
@@ -509,7 +540,17 @@ def test_objects_that_would_not_be_loaded_again_as_what_they_are_are_refused(mod
 )
 def test_mistakes_are_answered_in_words(model, arguments, error, words):
     with pytest.raises(error, match=words):
-        cohort.train(model=model, **SETTINGS | arguments)
+        cohort.train(**{"model": model} | SETTINGS | arguments)
+
+
+@pytest.mark.parametrize(("raised", "said"), [(KeyboardInterrupt, "raised KeyboardInterrupt"), (SystemExit, "called sys.exit")])
+def test_a_monitor_that_ends_the_program_ends_the_run_with_a_sentence(model, raised, said):
+    class Impatient:
+        def on_metrics(self, row):
+            raise raised
+
+    with pytest.raises(RunError, match=f"trainer's process {said}.*train.stop_when"):
+        cohort.train(model, ROWS, [digit_share], monitors=[Impatient()], name="impatient", **SETTINGS)
 
 
 @pytest.mark.parametrize(

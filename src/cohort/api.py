@@ -15,7 +15,7 @@ from cohort.errors import RecipeError
 from cohort.observe.monitors.base import check_methods
 from cohort.observe.outcome import RunResult
 from cohort.recipe.describe import describe_start
-from cohort.recipe.file import find_recipe_path, load_recipe
+from cohort.recipe.file import find_recipe_path, format_value, list_paths, load_recipe, shorten_path, walk
 from cohort.recipe.schema import Recipe
 from cohort.recipe.trl_names import TRL_NAMES
 from cohort.recipe.values import PYTHON_MODEL, PYTHON_ROWS, Materials
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 Reward = Callable[..., Any] | str | Mapping[str, Any]
 EXPECTED = "give a function, the name of a built-in reward, or a dict with the fields of [[rewards]]"
 PYTHON_PREFIX = "python:"
+ARGUMENTS = {"model.source": "model", "prompts.source": "prompts", "rewards": "rewards", "evaluation.sets": "evaluate_on"}
+"""Key of a recipe -> the argument of `train` that stands for it."""
 
 
 def train(
@@ -41,12 +43,15 @@ def train(
     *,
     evaluate_on: Any = None,
     tokenizer: Any = None,
+    args: Any = None,
+    peft_config: Any = None,
     **settings: Any,
 ) -> RunResult:
     """Train with GRPO and return the finished run.
 
     model: a model folder, hub id, run folder or `RunResult` (its final model, or its newest checkpoint), or a loaded
-    `PreTrainedModel`. A loaded model is saved in the run folder and not changed; the run trains a copy.
+    `PreTrainedModel`. A loaded model is saved in the run folder and not changed; the run trains a copy. "scratch" trains new random
+    weights. Or the section, {"source": ..., "lora": {"rank": 16}}.
     prompts: a list of dicts, a `datasets.Dataset`, a pandas or polars DataFrame, any iterable of rows, or a path (.jsonl, .json,
     .parquet, .csv, a saved dataset). Rows have a `prompt` column (text or chat messages); the other columns are passed to the reward
     functions by name.
@@ -57,19 +62,30 @@ def train(
     evaluate_on: rows or a path to evaluate on before and after training; or a dict of named sets, each rows, a path, or
     {"prompts": ..., "rewards": ...} with its own rewards. Default: a held-out share of the prompts.
     tokenizer: the tokenizer of a loaded model. Default: the one in the folder or repository the model was loaded from.
+    args, peft_config: a `trl.GRPOConfig` and a `peft.LoraConfig`, translated into settings; other keywords override them.
     settings: every other keyword is a recipe key (`group_size=8`) or a section with some of its keys (`evaluation={"samples": 4}`).
     """
+    for key in settings:
+        if argument := ARGUMENTS.get(TRL_NAMES.get(key, "")):
+            raise RecipeError(f"{key}: here it is called {argument}; write cohort.train({argument}=...).")
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
-        path = {"prompts": "prompts.source", "rewards": "rewards"}[missing]
-        if meant := next((key for key in settings if TRL_NAMES.get(key) == path), ""):
-            raise RecipeError(f"{meant}: here it is called {missing}; write cohort.train({missing}=...).")
         raise RecipeError(f"cohort.train needs {missing}=..., or recipe= with a recipe that names them.")
+    if isinstance(model, Mapping):
+        model = dict(model)
+        settings = {f"model.{key}": value for key, value in model.items() if key != "source"} | settings
+        model = model.get("source")
+    named = model is not None or {"model.source", "model.scratch"} & {*settings} or "scratch" in settings
+    if recipe is None and not named:
+        raise RecipeError(
+            'cohort.train needs model=...: a folder, a hub id or a loaded model; "scratch" trains new random weights.'
+        )
     source, inputs, materials = collect_inputs(model, tokenizer, prompts, rewards)
-    values = {key: name_functions(key, value) for key, value in settings.items()} | inputs
-    values |= {"model": source} if source else {}
+    values = {key: name_functions(key, value) for key, value in settings.items()}
     if isinstance(monitors, Mapping):
         values["monitors"], monitors = dict(monitors), ()
+    translated, notes = translate_arguments(args, peft_config, prompts, inputs, values)
+    values = inputs | translated | values | ({"model": source} if source else {})
     materials = replace(materials, monitors=check_monitors(monitors))
     file = None if recipe is None else find_recipe_path(recipe)
     resolved = load_recipe(file, values=values)
@@ -78,7 +94,7 @@ def train(
         sets, materials = describe_sets(resolved, evaluate_on, materials)
         resolved = load_recipe(file, values=values | {"evaluation.sets": sets})
     if resolved.monitors.console and is_main_process():
-        print(describe_start(resolved), flush=True)
+        print(*notes, describe_start(resolved), sep="\n", flush=True)
     return start_session(resolved, materials)
 
 
@@ -164,6 +180,32 @@ def collect_inputs(model: Any, tokenizer: Any, prompts: Any, rewards: Any) -> tu
             "folder: tokenizer.save_pretrained(folder)."
         )
     return "" if model is None else os.fspath(model), values, materials
+
+
+def translate_arguments(
+    args: Any, peft_config: Any, prompts: Any, inputs: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """(settings of a GRPOConfig and a LoraConfig, without those that `given` overrides; messages about them)."""
+    settings: dict[str, Any] = {}
+    notes = []
+    if args is not None:
+        from cohort.recipe.trl_config import translate_config
+
+        rows = len(prompts) if hasattr(prompts, "__len__") and not isinstance(prompts, str) else None
+        settings, unused = translate_config(args, rows, len(inputs.get("rewards", ())))
+        notes = [f"args: without effect on the training, not used: {', '.join(unused)}"] if unused else []
+    if peft_config is not None:
+        from cohort.recipe.trl_config import translate_lora
+
+        settings |= translate_lora(peft_config)
+    paths = list_paths(given)
+    kept = {key: value for key, value in settings.items() if key not in paths}
+    if "algorithm.name" in paths:  # a preset is named: the choices of the config belong to another one
+        kept = {key: value for key, value in kept.items() if not key.startswith("algorithm")}
+    fields = {key: walk(key.split("."))[1] for key in kept}
+    own = {key: value for key, value in kept.items() if fields[key] is None or fields[key].default != value}
+    written = " ".join(f"{shorten_path(key)}={format_value(value)}" for key, value in own.items())
+    return kept, [f"args: {written}", *notes] if own else notes
 
 
 def name_source(rows: Any) -> tuple[str, Any]:

@@ -143,8 +143,8 @@ class Session:
                 saved = save_last_state(run, state, signal) if run and state else f"{signal}: nothing to save yet"
                 self._notify(f"{saved}. Resume with: {self._resume_command()}")
                 return self._finish("interrupted", run, state)
-            except (Exception, SystemExit) as happened:
-                problem = self.world.explain(explain_exit(happened) if isinstance(happened, SystemExit) else happened)
+            except (Exception, SystemExit, KeyboardInterrupt) as happened:
+                problem = self.world.explain(happened if isinstance(happened, Exception) else explain_exit(happened))
                 self.world.fail(problem)
                 if run and state:
                     save_last_state(run, state, None)

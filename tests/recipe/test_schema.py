@@ -135,8 +135,50 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
     assert "No such file" in message_for(tmp_path / "missing.toml")
     (tmp_path / "broken.toml").write_text("x = [")
     assert "broken.toml is not valid TOML" in message_for(tmp_path / "broken.toml")
-    (tmp_path / "binary.toml").write_bytes(b"\xff\xfe\x00")
-    assert "binary.toml is not valid TOML" in message_for(tmp_path / "binary.toml")
+    (tmp_path / "binary.toml").write_bytes(b"\xff\x01\xfe")
+    assert "binary.toml is not UTF-8 (byte 0xff at 0); save it as UTF-8" in message_for(tmp_path / "binary.toml")
+    (tmp_path / "wide.toml").write_text('name = "x"', encoding="utf-16")
+    assert "wide.toml is UTF-16; save it as UTF-8" in message_for(tmp_path / "wide.toml")
+    (tmp_path / "marked.toml").write_text('name = "x"\r\n', encoding="utf-8-sig")
+    assert load_recipe(tmp_path / "marked.toml").name == "x"
+    (tmp_path / "twice.toml").write_text('name = "x"\nname = "y"\n')
+    assert "line 2 repeats 'name = \"y\"'; keep one" in message_for(tmp_path / "twice.toml")
+    (tmp_path / "tables.toml").write_text("[train]\n\n[train]\nnum_steps = 2\n")
+    assert "line 3 repeats '[train]'; keep one" in message_for(tmp_path / "tables.toml")
+    (tmp_path / "empty.toml").write_text("# nothing\n")
+    assert "empty.toml is empty: name at least model.source" in message_for(tmp_path / "empty.toml")
+    with pytest.raises(RecipeError, match=r"the folder has no recipe\.toml; name the file"):
+        find_recipe_path(tmp_path)
+
+
+def test_single_and_double_brackets_are_told_apart(tmp_path):
+    (tmp_path / "single.toml").write_text('[rewards]\nfunction = "math_answer"\n')
+    assert message_for(tmp_path / "single.toml").endswith("write [[rewards]] in the recipe, with double brackets")
+    (tmp_path / "double.toml").write_text('[[prompts]]\nsource = "rows.jsonl"\n')
+    assert "write [prompts] in the recipe, with single brackets" in message_for(tmp_path / "double.toml")
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"learning_rate": 1e-3, "optimizer": {"learning_rate": 1e-4}},
+        {"learning_rate": 1e-3, "optimizer.learning_rate": 1e-3},
+        {"lora": {"rank": 4}, "model.lora.rank": 8},
+    ],
+)
+def test_two_keys_for_one_setting_are_refused(values):
+    with pytest.raises(RecipeError, match=r"(learning_rate|lora) and \S+ both set \S+: leave one of them out"):
+        load_recipe(values=values)
+
+
+def test_the_sections_of_a_model_and_the_types_of_torch_are_taken():
+    import torch
+
+    values = {"lora": {"rank": 4}, "device": torch.device("cpu"), "model": {"dtype": torch.float32}}
+    model = load_recipe(values=values).model
+    assert (model.lora.rank, model.device, model.dtype) == (4, "cpu", "float32")
+    with pytest.raises(RecipeError, match=r"lora: this is a section; write model.lora.KEY=value with one of rank"):
+        load_recipe(values={"lora": 4})
 
 
 def message_for(path: Path) -> str:

@@ -37,6 +37,8 @@ CASES = [
     ("delta=4.0", [], "region=dual_clip dual_clip=4"),
     ("beta=0.04", [], "kl_coef=0.04"),
     ("loss_type=dr_grpo", [], "aggregation=constant"),
+    ("loss_type=luspo", [], "aggregation=sequence_sum"),
+    ("loss_type=bnpo", [], "aggregation=token_mean"),
     ("scale_rewards=false", [], "advantage=group_centered"),
     ("scale_rewards=0", [], "advantage=group_centered"),
     ("scale_rewards=batch", [], "advantage=batch_std"),
@@ -86,6 +88,7 @@ def test_a_value_is_written_in_our_words_and_what_is_written_is_accepted(word, b
         ("report_to=comet_ml", "monitors.also"),
         ("peft_config=x", "model.lora.rank"),
         ("loss_type=vespo", "algorithm.aggregation"),
+        ("optim=lion_8bit", "optimizer.state_bits"),
         ("ref_model_mixup_alpha=1.0", "algorithm.reference_decay"),
         ("ref_model_mixup_alpha=many", "algorithm.reference_decay"),
         ("per_device_train_batch_size=[1]", "TRL counts completions"),
@@ -103,9 +106,13 @@ def test_all_names_of_trl_are_answered_at_once():
     assert [line.split("'")[1] for line in said] == ["num_generations", "beta", "logging_steps", "group_sise"]
 
 
+def test_bnpo_is_a_token_mean_only_where_a_batch_is_not_accumulated():
+    assert convert_value("loss_type", "bnpo", {"gradient_accumulation_steps": 4}) == {}
+
+
 def test_every_conversion_belongs_to_a_name_and_gives_a_valid_choice():
     for names in (CONVERSIONS, VALUES, COUNTING, NOT_CONVERTED):
-        assert {*names} <= {*TRL_NAMES}
+        assert {*names} <= {*TRL_NAMES, "warmup_steps"}
     for name, values in VALUES.items():
         for theirs in values:
             ours = convert_value(name, {"true": True, "false": False}.get(theirs, theirs), {})

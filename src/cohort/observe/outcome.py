@@ -14,6 +14,7 @@ from typing import Any
 from cohort.base.text import write_count, write_percent
 from cohort.errors import CohortError, RunError
 from cohort.evaluation.estimators import UNCLEAR, PairedDifference
+from cohort.observe.monitors.jsonl import read_rows
 from cohort.recipe.schema import Recipe
 
 
@@ -32,6 +33,11 @@ class RunResult:
     def model(self) -> Path:
         """The trained model; loads with AutoModelForCausalLM and AutoTokenizer."""
         return self.folder / "model"
+
+    @property
+    def metrics(self) -> list[dict[str, Any]]:
+        """The rows of metrics.jsonl, one per step: `[row["reward/mean"] for row in run.metrics]`."""
+        return read_rows(self.folder / "metrics.jsonl")
 
     def __fspath__(self) -> str:
         """The folder: a result can be used wherever a run folder is expected, as in `cohort.train(model=run)`."""
@@ -54,9 +60,10 @@ def begin_summary(recipe: Recipe) -> dict[str, Any]:
     return {"status": "running", "steps": 0, "seconds": 0.0, "eval": {"before": {}, "after": {}}, "seed": recipe.seed}
 
 
-def explain_exit(leaving: SystemExit) -> RunError:
-    """The error for user code, such as a reward or a monitor, that calls sys.exit in the trainer's process."""
-    return RunError(f"something in the trainer's process called sys.exit({leaving.code!r}); raise an error instead.")
+def explain_exit(leaving: SystemExit | KeyboardInterrupt) -> RunError:
+    """The error for user code, such as a reward or a monitor, that calls sys.exit or raises KeyboardInterrupt in the trainer's process."""
+    did = f"called sys.exit({leaving.code!r})" if isinstance(leaving, SystemExit) else "raised KeyboardInterrupt"
+    return RunError(f"something in the trainer's process {did}; raise an error instead, or stop the run with train.stop_when.")
 
 
 def describe_failure(problem: Exception) -> dict[str, Any]:

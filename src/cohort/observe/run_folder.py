@@ -40,6 +40,8 @@ SEEN_WITHIN_S = 10.0
 """How long a new file may take to appear on another host that shares the folder."""
 MAX_OWN_BYTES = 1 << 20
 """Size limit for algorithm.json; three entries take a few kilobytes."""
+LONGEST_NAME = 200
+"""Bytes of a run's name: file systems take 255, and the names of temporary files are longer."""
 MOST_SHOWN = 8
 """Steps that a warning lists individually."""
 
@@ -370,6 +372,8 @@ def check_name(name: str) -> str:
     """The name of a run's folder inside runs_folder. A path is refused: it could overwrite something elsewhere."""
     if name in (".", "..") or any(character in name for character in "/\\\0"):
         raise RunError(f"name: {name!r} is a path; give a plain folder name, and set runs_folder for the location.")
+    if len(os.fsencode(name)) > LONGEST_NAME:
+        raise RunError(f"name: {name[:20]!r}... has {len(os.fsencode(name))} bytes; give at most {LONGEST_NAME}.")
     return name
 
 

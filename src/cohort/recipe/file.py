@@ -5,9 +5,11 @@ The schema is recipe/schema.py. Every error names the field and, where there is 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import os
+import re
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -58,24 +60,45 @@ def load_recipe(
     parsed, values = [parse_override(override) for override in overrides], values or {}
     given = {key.rpartition(".")[2]: value for key, value in [*parsed, *values.items()]}
     problems = []
-    for key, value in [*sorted(parsed, key=order_setting), *sorted(values.items(), key=order_setting)]:
-        try:
-            assign(tree, key, os.fspath(value) if isinstance(value, os.PathLike) else value, given)
-        except RecipeError as problem:
-            problems.append(str(problem))
+    for settings in (parsed, list(values.items())):
+        setter: dict[str, str] = {}
+        for key, value in sorted(settings, key=order_setting):
+            try:
+                for leaf in assign(tree, key, value, given):
+                    if setter.setdefault(leaf, key) != key:
+                        problems.append(f"{setter[leaf]} and {key} both set {leaf}: leave one of them out")
+            except RecipeError as problem:
+                problems.append(str(problem))
     if problems:  # all at once: users of TRL bring several of its names
         raise RecipeError("\n".join(problems))
+    if path is not None and not tree:
+        raise RecipeError(
+            f"recipe {path} is empty: name at least model.source, prompts.source and rewards. `cohort train` without a recipe runs the demo"
+        )
     return build_recipe(tree)
 
 
 def read_tree(path: str | Path) -> dict[str, Any]:
     """The settings in a recipe file, not yet validated."""
+    text = ""
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        data = Path(path).read_bytes()
+        if data[:2] in (b"\xff\xfe", b"\xfe\xff") or b"\0" in data[:2]:
+            raise RecipeError(f"recipe {path} is UTF-16; save it as UTF-8")
+        text = data.decode("utf-8-sig").replace("\r\n", "\n")
+        return tomllib.loads(text)
     except OSError as problem:
         raise RecipeError(f"recipe {path}: {problem.strerror or problem}") from problem
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as problem:
-        raise RecipeError(f"recipe {path} is not valid TOML: {problem}") from problem
+    except UnicodeDecodeError as problem:
+        raise RecipeError(
+            f"recipe {path} is not UTF-8 (byte {data[problem.start]:#x} at {problem.start}); save it as UTF-8"
+        ) from problem
+    except tomllib.TOMLDecodeError as problem:
+        repeated = re.search(r"^Cannot (?:overwrite|declare|mutate).*line (\d+)", str(problem))
+        said = (
+            f"line {repeated[1]} repeats {text.splitlines()[int(repeated[1]) - 1].strip()!r}; keep one" if repeated else problem
+        )
+        raise RecipeError(f"recipe {path} is not valid TOML: {said}") from problem
 
 
 def parse_override(override: str) -> tuple[str, Any]:
@@ -130,8 +153,9 @@ def dump_recipe(recipe: Recipe) -> str:
 # -- settings ----------------------------------------------------------------------------------------------------------
 
 
-def assign(tree: dict[str, Any], key: str, value: Any, given: Mapping[str, Any] = NOTHING) -> None:
-    """Set a key, with or without its section. `rewards.0.weight=2` reaches into lists. A section changes only in the keys that are named.
+def assign(tree: dict[str, Any], key: str, value: Any, given: Mapping[str, Any] = NOTHING) -> list[str]:
+    """Set a key, with or without its section; returns the paths that it sets. `rewards.0.weight=2` reaches into lists. A section changes
+    only in the keys that are named.
 
     given: all settings that were given, for the hint on one of TRL's names.
     """
@@ -155,10 +179,28 @@ def assign(tree: dict[str, Any], key: str, value: Any, given: Mapping[str, Any] 
     annotation = walk(names)[0]
     if isinstance(value, Mapping) and isinstance(annotation, type) and issubclass(annotation, BaseModel):
         node.setdefault(names[-1], {})
-        for inner_key, inner in sorted(value.items(), key=lambda item: item[0] != "name"):  # as in order_setting
-            assign(tree, ".".join([*names, str(inner_key)]), inner, given)
-    else:
-        node[names[-1]] = copy.deepcopy(value)  # a later setting may reach into it, and it belongs to the caller
+        inner = sorted(value.items(), key=lambda item: item[0] != "name")  # as in order_setting
+        return [path for name, one in inner for path in assign(tree, ".".join([*names, str(name)]), one, given)]
+    node[names[-1]] = make_plain(value)
+    return [".".join(names)]
+
+
+def make_plain(value: Any) -> Any:
+    """The value as a recipe holds it: paths, torch.device and torch.dtype as text; a copy, since a later setting may reach into it."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if type(value).__module__ == "torch" and type(value).__name__ in ("device", "dtype"):
+        return str(value).removeprefix("torch.")
+    return copy.deepcopy(value)
+
+
+def list_paths(values: Mapping[str, Any]) -> set[str]:
+    """The paths that these settings set; unknown keys are left out."""
+    paths: set[str] = set()
+    for key, value in values.items():
+        with contextlib.suppress(RecipeError):
+            paths |= {*assign({}, key, value)}
+    return paths
 
 
 def order_setting(setting: tuple[str, Any]) -> int:
@@ -199,8 +241,11 @@ def resolve_undotted(key: str, value: Any = UNKNOWN, given: Mapping[str, Any] = 
         return matches[0]
     if matches:
         raise RecipeError(f"{key}: several sections have this key; write one of {', '.join(matches)}")
-    if key in Recipe.model_fields:
-        raise RecipeError(f"{key}: this is a section; write {key}.KEY=value with one of {', '.join(list_keys((key,)))}")
+    section = key if key in Recipe.model_fields else f"model.{key}"  # lora={"rank": 16}
+    if keys := list_keys(section.split(".")):
+        if isinstance(value, Mapping):
+            return section
+        raise RecipeError(f"{key}: this is a section; write {section}.KEY=value with one of {', '.join(keys)}")
     known = [*(path.rsplit(".", 1)[-1] for path in paths), *Recipe.model_fields]
     raise RecipeError(f"unknown recipe key {key!r}{suggest_key(key, known, value=value, given=given)}")
 
@@ -334,10 +379,13 @@ def explain_form(kind: str, path: str, location: Sequence[Any], value: Any) -> s
     """What to write for a value that should be a section or a list; "" where pydantic's own message suffices."""
     if kind in ("model_type", "dict_type") and path.rpartition(".")[2].isdigit():
         return f'each entry is a table, for example {{ function = "{value}" }}'
+    if kind == "model_type" and isinstance(value, list):
+        return f"this is one section: write [{path}] in the recipe, with single brackets"
     if kind in ("model_type", "dict_type"):
         return f"this is a section; write {path}.KEY=value with one of {', '.join(list_keys(location)) or 'its keys'}"
+    example = "" if isinstance(value, Mapping) else f', or rewards=[{{function="{value}"}}]'
     rewards = {
-        "list_type": f'this is a list of tables; write [[rewards]] in the recipe, or rewards=[{{function="{value}"}}]',
+        "list_type": f"this is a list of tables; write [[rewards]] in the recipe, with double brackets{example}",
         "too_short": 'at least 1 reward is needed, for example rewards=[{function="math_answer"}]',
     }
     return rewards.get(kind, "") if path.rpartition(".")[2] == "rewards" else ""
@@ -393,6 +441,8 @@ def find_recipe_path(recipe: str | Path) -> Path:
             return file
     if (meant := write_override(name, "VALUE")).startswith(f"{name}="):
         raise RecipeError(f"{name}: write settings as key=value, without spaces: {meant}")
+    if Path(name).is_dir():
+        raise RecipeError(f"recipe {name!r}: the folder has no recipe.toml; name the file")
     known = list_built_in()
     raise RecipeError(
         f"recipe {name!r}: neither a file nor a built-in recipe{suggest_nearest(name, known)}. Built in: {', '.join(known)}"

@@ -85,6 +85,10 @@ COUNTING = {
     "max_steps": _STEPS,
     "num_train_epochs": _STEPS,
     "steps_per_generation": "minibatches_per_step = steps_per_generation / gradient_accumulation_steps",
+    "warmup_steps": "update k of a warm-up over W has rate k / W here and (k - 1) / W in transformers, whose first update changes nothing; "
+    "below 1 TRL's value is a share of all updates",
+    "loss_type": "bnpo is token_mean only without gradient accumulation and on one device, vespo is not built in; luspo is for "
+    'importance_sampling_level="token"',
 }
 """The rule for names that count something else in TRL."""
 
@@ -101,6 +105,12 @@ UNCLEAR = {
     "epochs": "set train.passes_per_step for passes over each batch, train.num_steps for the length of a run, reward_model.epochs to "
     "fit a reward model",
     "loss": "set algorithm.name, algorithm.region and algorithm.aggregation for the policy, reward_model.loss for a reward model",
+    "rollout_func": "completions come from an engine (sampling.engine), token ids in and out; a function of yours cannot sample them",
+    "optimizers": "AdamW is the only optimizer: [optimizer] holds its settings, such as learning_rate and schedule",
+    "callbacks": "give cohort.train(monitors=[...]), objects with methods such as on_metrics(row)",
+    "processing_class": "the tokenizer comes with the model; give tokenizer= with a loaded model",
+    "reward_processing_classes": "a reward function of yours loads its own tokenizer; reward models are rewards named reward_model",
+    "quantization_config": "set model.lora.base_dtype = 'nf4' and model.lora.rank for QLoRA",
     "top_p": _DISTRIBUTION.format("top_p"),
     "top_k": _DISTRIBUTION.format("top_k"),
 }
@@ -118,6 +128,7 @@ VALUES: dict[str, dict[str, Any]] = {
         "grpo": "sequence_mean",
         "bnpo": "token_mean",
         "dapo": "token_mean",
+        "luspo": "sequence_sum",
         "dr_grpo": "constant",
         "cispo": {"algorithm.name": "cispo"},
         "sapo": {"algorithm.name": "sapo"},
@@ -130,6 +141,12 @@ VALUES: dict[str, dict[str, Any]] = {
     },
     "bf16": {"true": "bfloat16", "false": "float32"},
     "use_cpu": {"true": "cpu"},
+    "optim": {
+        **dict.fromkeys(
+            ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_torch_npu_fused", "paged_adamw_32bit"), 32
+        ),
+        **dict.fromkeys(("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit", "adamw_torch_8bit"), 8),
+    },
     "disable_tqdm": {"true": False, "false": True},
     "log_completions": {"true": 25, "false": 0},
 }
@@ -153,7 +170,7 @@ def convert_value(name: str, value: Any, given: Given) -> dict[str, Any]:
         return {key: value}
     try:
         switch = bool(value) if value in (0, 1) else value  # 1 and 0 are true and false too
-        found = convert(value, given) if convert else (known or {}).get(str(switch).lower())
+        found = convert(value, given) if convert else (known or {}).get(str(getattr(switch, "value", switch)).lower())
     except (TypeError, ValueError, LookupError, ZeroDivisionError, OverflowError):
         return {}
     if isinstance(found, dict) and found is not value:
@@ -191,8 +208,10 @@ def split_folder(value: Any, given: Given) -> dict[str, Any]:
 
 def convert_trackers(value: Any, given: Given) -> dict[str, Any] | None:
     names = value if isinstance(value, list) else [value]
-    known = names and all(name in ("tensorboard", "wandb") for name in names)
-    return {f"monitors.{name}": True for name in names} if known else None
+    if not names or not {*names} <= {"tensorboard", "wandb", "trackio"}:
+        return None
+    switches: dict[str, Any] = {f"monitors.{name}": True for name in names if name != "trackio"}
+    return switches | ({"monitors.also": ["trackio"]} if "trackio" in names else {})
 
 
 CONVERSIONS: dict[str, Callable[[Any, Given], Any]] = {
@@ -208,7 +227,9 @@ CONVERSIONS: dict[str, Callable[[Any, Given], Any]] = {
     ),
     "epsilon_high": lambda v, g: {"algorithm.ratio_cap": v} if g.get("loss_type") == "cispo" else v,
     "delta": lambda v, g: {"algorithm.region": "dual_clip", "algorithm.dual_clip": v},
-    "optim": lambda v, g: 8 if "8bit" in str(v) else None,
+    "loss_type": lambda v, g: (
+        VALUES["loss_type"][v] if v != "bnpo" or find_number(g, "gradient_accumulation_steps") == 1 else None
+    ),
     "use_peft": lambda v, g: int(find_number(g, "lora_r", default=16)) if v else None,
     "lora_target_modules": lambda v, g: v if isinstance(v, list) else None,
     "reward_funcs": lambda v, g: f'[{{function="{v}"}}]' if isinstance(v, str) else None,

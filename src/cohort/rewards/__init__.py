@@ -57,6 +57,8 @@ def built_in(name: str) -> Callable[..., Any]:
         return BUILT_IN[name]
     close = difflib.get_close_matches(name, BUILT_IN, n=1, cutoff=0.5)
     hint = f"; did you mean {close[0]!r}?" if close else "."
+    if "/" in name:
+        hint = f'. For a reward model: {{"function": "reward_model", "args": {{"model": "{name}"}}}}.'
     raise RewardError(
         f'unknown reward {name!r}{hint} Built in: {", ".join(BUILT_IN)}. Write your own function as "package.module:function".'
     )

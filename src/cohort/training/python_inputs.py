@@ -46,6 +46,10 @@ def check_python_model(model: Any, tokenizer: Any) -> None:
         raise ModelError(
             f"model: expected a folder, a Hub id, a run folder or a PreTrainedModel of transformers; got a {kind}."
         )
+    if any(parameter.is_meta for parameter in model.parameters()):
+        raise ModelError(
+            f"model: the {kind} has weights on the meta device, which holds no values; load it with from_pretrained."
+        )
     if getattr(model, "hf_quantizer", None) is not None or getattr(model, "is_quantized", False):
         raise ModelError(f"model: the {kind} is quantised, but all weights are trained; load it in bfloat16 or float32.")
     from transformers import AutoModelForCausalLM
