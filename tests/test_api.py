@@ -550,7 +550,7 @@ def test_a_monitor_that_ends_the_program_ends_the_run_with_a_sentence(model, rai
             raise raised
 
     with pytest.raises(RunError, match=f"trainer's process {said}.*train.stop_when"):
-        cohort.train(model, ROWS, [digit_share], monitors=[Impatient()], name="impatient", **SETTINGS)
+        cohort.train(model, ROWS, [digit_share], **SETTINGS | {"monitors": [Impatient()]})
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,12 @@ the same weights as an uninterrupted one.
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cohort.base.files import UNWRITABLE
 from cohort.base.interrupts import handle_interrupts
 from cohort.base.world import ALONE, World
 from cohort.errors import Interrupted, RunError
@@ -145,11 +147,17 @@ class Session:
                 return self._finish("interrupted", run, state)
             except (Exception, SystemExit, KeyboardInterrupt) as happened:
                 problem = self.world.explain(happened if isinstance(happened, Exception) else explain_exit(happened))
+                if isinstance(problem, OSError) and problem.errno in UNWRITABLE:
+                    where = f": {problem.filename}" if problem.filename else ""
+                    problem = RunError(
+                        f"{problem.strerror or problem}{where}. Make room or make it writable, then: {self._resume_command()}"
+                    )
                 self.world.fail(problem)
                 if run and state:
                     save_last_state(run, state, None)
-                self._finish("failed", run, state, error=problem)
-                raise problem from problem.__cause__
+                with suppress(OSError):  # the disk may be full; the error itself is what counts
+                    self._finish("failed", run, state, error=problem)
+                raise problem from problem.__cause__ or happened
 
     # -- construction --------------------------------------------------------------------------------------------------
 

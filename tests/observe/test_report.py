@@ -26,6 +26,7 @@ from cohort.observe.report.data import RunData
 from cohort.observe.report.frame import render_part, render_section
 from cohort.observe.report.page import show_timing, write_report
 from cohort.observe.report.plots import list_stage_series
+from cohort.observe.run_folder import RunFolder
 from cohort.recipe.file import build_recipe, dump_recipe
 
 EVIL = "</pre><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -284,6 +285,17 @@ def test_any_file_may_be_missing(tmp_path, missing):
     (folder / missing).unlink()
     page = Page(write_report(folder).read_text())
     assert "could not be written" not in page.text
+
+
+def test_a_run_killed_on_this_host_is_not_called_running(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.25}\n')
+    (tmp_path / "summary.json").write_text('{"status": "running"}')
+    assert RunData(tmp_path).status == "running"  # on another host, perhaps: it wrote just now
+    folder = RunFolder(tmp_path)
+    folder.lock()
+    assert RunData(tmp_path).status == "running"
+    folder.unlock()
+    assert RunData(tmp_path).status == "unfinished"
 
 
 def test_an_empty_folder_and_a_run_that_just_started(tmp_path):

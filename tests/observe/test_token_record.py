@@ -85,6 +85,12 @@ def test_broken_and_foreign_files_are_named(tmp_path):
     file = tmp_path / "step-000001.tokens.parquet"
     with pytest.raises(RunError, match="cannot be read"):
         read_tokens(file)
+    write_tokens(file, 1, [TokenRow(0, 0, 0, None, 0, ["abcdefgh"] * 50, range(50), [True] * 50, {}, 50)])
+    whole = file.read_bytes()
+    place = whole.index(b"abcdefgh") + 3
+    file.write_bytes(whole[:place] + b"X" + whole[place + 1 :])
+    with pytest.raises(RunError, match="cannot be read"):
+        read_tokens(file)
     file.write_bytes(b"PAR1 torn")
     with pytest.raises(RunError, match="cannot be read"):
         read_tokens(file)

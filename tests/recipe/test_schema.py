@@ -152,10 +152,13 @@ def test_files_that_cannot_be_read_are_named(tmp_path):
 
 
 def test_single_and_double_brackets_are_told_apart(tmp_path):
-    (tmp_path / "single.toml").write_text('[rewards]\nfunction = "math_answer"\n')
-    assert message_for(tmp_path / "single.toml").endswith("write [[rewards]] in the recipe, with double brackets")
-    (tmp_path / "double.toml").write_text('[[prompts]]\nsource = "rows.jsonl"\n')
-    assert "write [prompts] in the recipe, with single brackets" in message_for(tmp_path / "double.toml")
+    for text, said in (
+        ('[rewards]\nfunction = "math_answer"\n', r"write \[\[rewards\]\] in the recipe, with double brackets$"),
+        ('[[prompts]]\nsource = "rows.jsonl"\n', r"write \[prompts\] in the recipe, with single brackets"),
+    ):
+        (tmp_path / "recipe.toml").write_text(text)
+        with pytest.raises(RecipeError, match=said):
+            load_recipe(tmp_path / "recipe.toml")
 
 
 @pytest.mark.parametrize(

@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from cohort.errors import CohortError
-from cohort.tools.serve import plan_serving
+from cohort.errors import CohortError, RunError
+from cohort.tools.serve import plan_serving, run_serve
 
 SCRIPT = """#!{python}
 import json, os, sys
@@ -152,6 +153,15 @@ def test_extra_flags_can_replace_a_flag_but_not_the_address(make_python, model):
     for more in (["--host", "0.0.0.0"], ["--host=0.0.0.0"], ["--port", "1"], ["--uds", "x"]):
         with pytest.raises(CohortError, match="before the --"):
             plan_serving(words, more, python=make_python())
+
+
+def test_a_busy_port_is_refused_before_anything_is_loaded(model):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RunError, match=rf"--port {port}: cannot listen on 127.0.0.1:{port} \(Address already in use\)"):
+            run_serve([f"model={model}"], "127.0.0.1", port, False, "/no/python", False)
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "0", "::ffff:0.0.0.0", "8.8.8.8"])

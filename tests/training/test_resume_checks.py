@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import torch
 from test_resume_guards import interrupt_at
@@ -191,6 +195,35 @@ def test_lost_records_are_named_and_the_baseline_is_restored(run):
     assert [(row["label"], row["step"]) for row in rows_of(run, "evaluations.jsonl")] == [("before", 0), ("after", 4)]
     assert rows_of(run, "evaluations.jsonl")[0] == baseline
     assert result.summary["eval"]["before"]["pass@1"] == baseline["sets"]["held_out"]["pass@1"]
+
+
+def test_a_folder_that_cannot_be_written_comes_with_a_way_on(run, monkeypatch):
+    def refuse(path):
+        raise OSError(errno.EROFS, "Read-only file system", str(path))
+
+    monkeypatch.setattr("cohort.observe.run_folder.lock_file", refuse)
+    with pytest.raises(RunError, match=r"cannot be written \(Read-only file system\).*cp -r \S+ COPY, then cohort resume COPY"):
+        resume(run)
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_named_with_the_file_the_free_bytes_and_the_command(run, monkeypatch, number):
+    write = pq.write_table
+
+    def fill(table, file, **options):
+        write(table, file, **options)
+        raise OSError(number, "Error writing bytes to file")
+
+    monkeypatch.setattr("pyarrow.parquet.write_table", fill)
+    with pytest.raises(RunError) as caught:
+        resume(run)
+    file = run / "rollouts" / "step-000004.parquet"
+    assert re.fullmatch(
+        rf"{os.strerror(number)} \([\d,]+ bytes free\): {file}. Make room or make it writable, then: cohort resume {run}",
+        str(caught.value),
+    )
+    assert summary_of(run)["error"] == str(caught.value)
+    assert not list(run.rglob("*.tmp"))
 
 
 def test_a_whole_run_has_nothing_to_mention(run, stopped):

@@ -19,6 +19,7 @@ from cohort.engine.vllm import generation, transfer
 from cohort.engine.vllm import servers as servers_module
 from cohort.engine.vllm.engine import make_vllm
 from cohort.engine.vllm.generation import write_request
+from cohort.engine.vllm.servers import read_error
 from cohort.errors import EngineError
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_tokenizer
@@ -509,7 +510,10 @@ def add_noise(stub):
         (say_version("0." + "9" * 5000), r"vLLM '0\.9+'"),
         (say_version(""), "vLLM '', but 0.32 or newer"),
         (refuse_models, "status 401: Unauthorized.*without --api-key"),
-        (fail_version, r"no server is left: .*status 500: the engine is dead.*vllm\.wait_s"),
+        (
+            fail_version,
+            r"no server is left: .*status 500: the engine is dead.*vllm\.wait_s.*No server was ready since this command began",
+        ),
         (refuse_raw, "--logprobs-mode processed_logprobs"),
         (keep_old_weights, "does not compute the trained policy"),
         (add_noise, r"does not compute the trained policy.*up to 5\.0e-03 \(limit 1e-03\)"),
@@ -707,3 +711,19 @@ def test_a_greedy_completion_is_asked_for_beside_sampled_ones():
     asked = [write_request(request, wanted, NOISE, "")["sampling_params"] for request in requests]
     found = [(one["temperature"], one["top_p"], one["top_k"]) for one in asked]
     assert found == [(0.7, 0.9, 4), (0.7, 0.9, 4), (0.0, 1.0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            b"<!DOCTYPE html><html><head><title> 404 Not\n Found </title>",
+            "a web page (404 Not Found), so another program listens there",
+        ),
+        (b"<html>" + b"x" * 5000, "a web page, so another program"),
+        (b'{"error": {"message": "too long"}}', "too long"),
+        (b"plain words", "plain words"),
+    ],
+)
+def test_a_web_page_is_not_printed_inside_an_error(body, said):
+    assert read_error(body).startswith(said)

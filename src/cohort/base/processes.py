@@ -14,6 +14,8 @@ from types import FrameType
 PARENT_VARIABLE = "COHORT_PARENT"
 """Environment variable with the id of a parent; when that process ends, this one must end too."""
 PR_SET_PDEATHSIG = 1
+STOPPED = 130
+"""Exit code of a command that a signal stopped: a shell's code for Ctrl-C."""
 
 
 def children_of(pid: int) -> list[int]:
@@ -60,16 +62,14 @@ def memory_below(pid: int) -> float:
 def begin_process() -> None:
     """Set up signal handling at the start of a command."""
     end_with_parent()
-    if os.getpid() == 1:
-        # For the first process of a container the kernel ignores signals without a handler, so it could not be stopped.
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            if signal.getsignal(number) == signal.SIG_DFL:
-                signal.signal(number, leave)
+    # Before and after a run, too, a signal ends a command with 130; for the first process of a container the kernel would ignore it.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            signal.signal(number, leave)
 
 
 def leave(number: int, frame: FrameType | None) -> None:
-    """End the process, as the signal would by default."""
-    raise SystemExit(128 + number)
+    raise SystemExit(STOPPED)
 
 
 def end_with_parent() -> None:
@@ -83,7 +83,7 @@ def end_with_parent() -> None:
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
     if os.getppid() != int(parent):  # the parent ended before this call
-        raise SystemExit(128 + signal.SIGTERM)
+        raise SystemExit(STOPPED)
 
 
 @contextlib.contextmanager

@@ -45,7 +45,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from cohort.base.interrupts import defer_interrupts
+from cohort.base.files import name_file, replace_file
 from cohort.errors import RunError
 from cohort.types import Prompt, Rollout
 
@@ -162,10 +162,8 @@ def write_table(file: Path, columns: Mapping[str, Any], repetitive: Sequence[str
 
     with_dictionary = [path for name in repetitive for path in (name, f"{name}.list.element")]
     table = pa.table(dict(columns))
-    file.parent.mkdir(exist_ok=True)
-    with defer_interrupts():
-        pq.write_table(table, file.with_suffix(".tmp"), use_dictionary=with_dictionary, write_page_checksum=True)
-        file.with_suffix(".tmp").replace(file)
+    with replace_file(file) as temporary:
+        pq.write_table(table, temporary, use_dictionary=with_dictionary, write_page_checksum=True)
 
 
 def make_list_column(rows: Sequence[Sequence[float]], dtype: str) -> Any:
@@ -198,7 +196,8 @@ def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> list[dict
             present = pq.read_schema(stream).names
             names = [name for name in present if (name not in TOKENS if columns is None else name in columns)]
             stream.seek(0)
-            rows: list[dict[str, Any]] = pq.read_table(stream, columns=names).to_pylist()
+            table = pq.read_table(stream, columns=names, page_checksum_verification=True)
+            rows: list[dict[str, Any]] = table.to_pylist()
     except (OSError, pa.ArrowException) as problem:
         raise RunError(f"{file} cannot be read ({str(problem).splitlines()[0]}).") from problem
     return rows
@@ -291,7 +290,7 @@ def append_rows(
     }
     rows = fill_rows(columns, [rollout.completion.token_ids for rollout in rollouts], evidence_rows)
     file.parent.mkdir(exist_ok=True)
-    with file.open("ab") as stream:
+    with name_file(file), file.open("ab") as stream:
         stream.write(rows.tobytes())
 
 
@@ -395,7 +394,7 @@ def read_tokens(file: Path, group: int | None = None) -> list[dict[str, Any]]:
     name = f"{file.parent.name}/{file.name}"
     try:
         with pa.OSFile(str(file)) as stream:  # as in read_rollouts
-            opened = pq.ParquetFile(stream)
+            opened = pq.ParquetFile(stream, page_checksum_verification=True)
             if reason := find_foreign_form(file, opened.metadata, opened.schema_arrow):
                 raise RunError(f"{name} cannot be read ({reason}).")
             rows: list[dict[str, Any]] = opened.read().to_pylist()

@@ -21,7 +21,7 @@ from typing import IO, Any
 
 from cohort.algorithms.named import Own, list_own
 from cohort.algorithms.registry import BadChoice
-from cohort.base.files import is_locked, lock_file, read_object, write_whole
+from cohort.base.files import UNWRITABLE, is_locked, lock_file, read_object, write_whole
 from cohort.errors import CohortError, RunError
 from cohort.model.chat import read_template
 from cohort.observe.monitors.jsonl import read_rows
@@ -182,14 +182,22 @@ class RunFolder:
     def lock(self) -> None:
         """Lock the folder for this process. The kernel releases the lock when the process ends, even after a crash."""
         file = self.root / "run.lock"
-        stream = lock_file(file)
+        try:
+            stream = lock_file(file)
+        except OSError as problem:
+            if problem.errno not in UNWRITABLE or not self.recipe_file.is_file():  # a new folder: `create` explains it
+                raise
+            raise RunError(
+                f"{self.root} cannot be written ({problem.strerror}), and a run writes into its folder. Make it writable, or resume a copy: "
+                f"cp -r {self.root} COPY, then cohort resume COPY"
+            ) from problem
         if stream is None:
             owner = file.read_text(encoding="utf-8").strip() or "unknown"
             raise RunError(
                 f"{self.root} is in use by process {owner}. Two processes would corrupt the run; wait for that process or stop it."
             )
         stream.truncate(0)
-        stream.write(str(os.getpid()))
+        stream.write(f"{os.getpid()} on {socket.gethostname()}")
         stream.flush()
         self._lock = stream
 

@@ -15,11 +15,14 @@ import contextlib
 import os
 import pickle
 import re
+import select
+import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -52,6 +55,8 @@ PATIENCE_AFTER_FAILURE_S = 8.0
 REPORT_S = 5.0
 """Time for the main rank to receive an error of another rank, or to meet the same one."""
 LONGEST_PAUSE_S = 0.02
+KILLERS = {"SIGKILL": ": often the kernel, when memory runs out (see dmesg)"}
+"""What usually sends a signal."""
 
 
 class Heartbeats:
@@ -62,11 +67,35 @@ class Heartbeats:
         self.seen: dict[int, tuple[bytes, float]] = {}
         """Rank -> its last heartbeat, and when this process first saw it."""
         self.ended = threading.Event()
+        self.killed: dict[int, str] = {}
+        """Rank of this host -> the signal that ended its process."""
         store.set(f"who/{rank}", f"rank {rank} (process {os.getpid()} on {socket.gethostname()})")
 
     def begin(self) -> None:
         self.store.set(f"life/{self.rank}", "0")
         threading.Thread(target=self._beat, daemon=True, name="heartbeats").start()
+        threading.Thread(target=self._watch_host, daemon=True, name="ranks of this host").start()
+
+    def _watch_host(self) -> None:
+        """Wait for the end of the other processes of this host. Only Linux shows how a process ended, until its parent has asked."""
+        opened: dict[int, tuple[int, int]] = {}  # file descriptor -> (rank, process)
+        with contextlib.suppress(RuntimeError, OSError, AttributeError):  # the store is gone; no such call
+            for rank in set(range(self.size)) - {self.rank}:
+                _, pid, _, host = re.findall(r"[^ ()]+", self.store.get(f"who/{rank}").decode())[2:6]
+                if host == socket.gethostname() and pid != str(os.getpid()):
+                    opened[os.pidfd_open(int(pid))] = rank, int(pid)
+        waiting = select.poll()
+        for descriptor in opened:
+            waiting.register(descriptor, select.POLLIN)
+        while opened and not self.ended.is_set():
+            for descriptor, _ in waiting.poll(1000 * HEARTBEAT_S):
+                rank, pid = opened.pop(descriptor)
+                if name := read_exit_signal(pid):
+                    self.killed[rank] = name
+                waiting.unregister(descriptor)
+                os.close(descriptor)
+        for descriptor in opened:
+            os.close(descriptor)
 
     def _beat(self) -> None:
         count = 0
@@ -111,6 +140,14 @@ class Heartbeats:
             return ", ".join(f"rank {rank}" for rank in ranks)
 
 
+def read_exit_signal(pid: int) -> str:
+    """Name of the signal that killed an ended child of another process; "" if none did, or the parent has already collected it."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[49]
+        return signal.Signals(int(status) & 0x7F).name
+    return ""
+
+
 def name_signal(name: str, rank: int) -> str:
     """A signal with the rank that received it, even if it was passed on."""
     return name if " on rank " in name else f"{name} on rank {rank}"
@@ -129,6 +166,7 @@ class Ranks(World):
         self.lost = ""
         """The reason why communication stopped; "" while every rank is alive."""
         self.store, self.meeting, self.room = room.store, -1, room
+        self.run = ""
         self.earlier_run = room.earlier_run
         self.heartbeats = Heartbeats(room.store, rank, size)
         for parity in range(2):
@@ -185,6 +223,7 @@ class Ranks(World):
             return None, pickle.dumps(make_shareable(problem, self.rank))
 
     def remember_run(self, root: str) -> None:
+        self.run = root
         if self.is_main:
             self.room.lobby.set(RUN_KEY, root)
 
@@ -252,6 +291,7 @@ class Ranks(World):
         keys = [f"note/{rank}/{self.meeting % 2}" for rank in range(self.size)]
         began, pause = time.monotonic(), 1e-4
         while True:
+            killed = dict(self.heartbeats.killed)  # before its last note is read
             with self._name_loss():
                 notes = [pickle.loads(one) for one in self.store.multi_get(keys)]
             for number, what, payload, *_ in notes:
@@ -270,11 +310,16 @@ class Ranks(World):
                     what = f"rank {self.rank} came to exchange {self.meeting} to {about}, and rank {rank} to {kind}"
                     self._lose(f"{what}: the ranks have diverged", [])
                 return [one[1:] for one in notes]
+            if dead := [rank for rank in late if rank in killed]:
+                self._lose(
+                    f"{self.heartbeats.describe(dead)} was killed by {killed[dead[0]]}{KILLERS.get(killed[dead[0]], '')}", dead
+                )
             # A launcher that has lost a rank signals the others: then waiting longer is pointless.
             limit_s = min(self.limit_s, PATIENCE_AFTER_FAILURE_S) if was_signalled() else self.limit_s
             if waited > FIRST_LOOK_S and (gone := self.heartbeats.find_silent(late, limit_s)):
                 self._lose(
-                    f"{self.heartbeats.describe(gone)} gave no sign of life for {limit_s:.0f} s and counts as lost", gone
+                    f"{self.heartbeats.describe(gone)} gave no sign of life for {limit_s:.0f} s and counts as lost (parallel.limit_s)",
+                    gone,
                 )
             time.sleep(pause)
             pause = min(pause * 1.5, LONGEST_PAUSE_S)
@@ -293,8 +338,13 @@ class Ranks(World):
         try:
             yield
         except RuntimeError as problem:
-            gone = self.heartbeats.find_lost()
-            if gone is None:
+            time.sleep(0.1)  # until the thread has seen the end of the process
+            killed = self.heartbeats.killed
+            gone = sorted(killed) or self.heartbeats.find_lost()
+            if killed:
+                name = killed[gone[0]]
+                text = f"{self.heartbeats.describe(gone)} was killed by {name}{KILLERS.get(name, '')}"
+            elif gone is None:
                 where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                 text = f"the launcher's store at {where} cannot be reached: rank 0, its host or the network is gone"
             else:
@@ -303,10 +353,8 @@ class Ranks(World):
             self._lose(text, gone or [], problem)
 
     def _lose(self, why: str, gone: Sequence[int], cause: BaseException | None = None) -> None:
-        self.lost = (
-            f"{why}. Checkpoints stay valid: `cohort resume` works with any number of ranks (parallel.limit_s is how long a rank may be "
-            "silent)."
-        )
+        resume = f"cohort resume {self.run}" if self.run else "`cohort resume`"
+        self.lost = f"{why}. Checkpoints stay valid: {resume}, with any number of ranks."
         problem = RankError(self.lost)
         problem.reported = bool(gone) and any(rank not in gone for rank in range(self.rank))  # a lower rank reports it
         for meeting in (self.meeting, self.meeting + 1):  # other ranks may still be at this exchange, or past it

@@ -116,12 +116,13 @@ def translate_lora(config: Any) -> dict[str, Any]:
 
 def read_config(config: Any, place: str, kind: str, *shared: str) -> tuple[dict[str, Any], list[str]]:
     """(all options, the names of those that differ from the default). shared: options that the default object needs as well."""
-    if not dataclasses.is_dataclass(config) or kind not in [base.__name__ for base in type(config).__mro__]:
+    if isinstance(config, type) or kind not in [base.__name__ for base in type(config).__mro__]:
         library = {"GRPOConfig": "trl", "LoraConfig": "peft"}[kind]
         raise RecipeError(f"{place}: give a {library}.{kind} object; got {type(config).__name__}.")
     given = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    kind_of_config: Any = type(config)
     try:
-        default: Any = type(config)(**{name: given[name] for name in shared})
+        default = kind_of_config(**{name: given[name] for name in shared})
     except (TypeError, ValueError) as problem:
         raise RecipeError(f"{place}: {type(config).__name__}() cannot be created for a comparison ({problem}).") from problem
     return given, [name for name, value in given.items() if repr(value) != repr(getattr(default, name, None))]

@@ -6,6 +6,7 @@ itself with the server. It imports nothing of vLLM.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import ipaddress
 import json
@@ -97,6 +98,8 @@ class Serving:
 
 def run_serve(words: Sequence[str], host: str, port: int, public: bool, python: str, print_only: bool) -> None:
     """Print the command and run it in place of this process. words: a recipe, overrides, then flags for vLLM."""
+    if not print_only:
+        refuse_busy_port(host, port)
     split = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
     serving = plan_serving(words[:split], words[split:], host, port, public, python)
     print(serving.describe(), flush=True)
@@ -155,6 +158,20 @@ def refuse_open_address(host: str, public: bool) -> None:
                 f"--host {host}: {reach} could reach the server, which has no authentication. Give a private address such as "
                 "$(hostname -i), or add --public if a firewall protects it."
             )
+
+
+def refuse_busy_port(host: str, port: int) -> None:
+    """Raise RunError if nothing can listen there; vLLM would load the model first and then print pages of traceback."""
+    with contextlib.suppress(socket.gaierror):  # refuse_open_address reports it
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(address)
+            except OSError as problem:
+                raise RunError(
+                    f"--port {port}: cannot listen on {host}:{port} ({problem.strerror}); give another --port."
+                ) from None
 
 
 # -- what serves -------------------------------------------------------------------------------------------------------

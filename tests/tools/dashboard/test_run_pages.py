@@ -117,7 +117,7 @@ def test_a_killed_run_does_not_stay_running(tmp_path, monkeypatch):
     for address in addresses:
         assert "running" in text_of(client.get(address).text), address
     later = folder.stat().st_mtime + 7200.0  # nothing is written, and hours pass
-    monkeypatch.setattr("cohort.tools.dashboard.run_index.time.time", lambda: later)
+    monkeypatch.setattr("cohort.observe.report.data.time.time", lambda: later)
     monkeypatch.setattr(pace, "AGED_S", 0.0)
     monkeypatch.setattr(pace, "SPARED", 0.0)
     for address in addresses:

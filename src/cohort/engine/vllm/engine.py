@@ -85,6 +85,8 @@ class VllmEngine(Engine):
         self.model = self.pusher.model
         self.config = self.policy.model.config.get_text_config()
         self.label, self.fingerprint, self.version = "", "", -1
+        self.was_ready = False
+        """Whether a server has ever had the weights."""
         self.pushing = threading.Lock()
         self.push_seconds = 0.0
         self.last: dict[str, float] = {}
@@ -129,10 +131,14 @@ class VllmEngine(Engine):
             left = began + self.wait_s - time.monotonic()
             if left <= 0:
                 losses = dict.fromkeys(server.lost for server in self.fleet.servers if server.lost)
+                fix = (
+                    "The training state is saved: start servers again (`cohort serve`) at the same addresses, or set sampling.servers in the "
+                    "run's recipe.toml to other ones, and continue with `cohort resume`."
+                    if self.was_ready
+                    else "No server was ready since this command began: check sampling.servers, start one (`cohort serve`), then repeat the command."
+                )
                 raise EngineError(
-                    f"no server is left: {'; '.join(losses) or NO_WEIGHTS}. Waited {self.wait_s:g} s (vllm.wait_s). The training state is "
-                    "saved: start servers again (`cohort serve`) at the same addresses, or set sampling.servers in the run's recipe.toml to "
-                    "other ones, and continue with `cohort resume`."
+                    f"no server is left: {'; '.join(losses) or NO_WEIGHTS}. Waited {self.wait_s:g} s (vllm.wait_s). {fix}"
                 )
             if not waited:
                 all_lost = all(server.lost for server in self.fleet.servers)
@@ -140,6 +146,7 @@ class VllmEngine(Engine):
                 self.say(f"waiting up to {self.wait_s:g} s (vllm.wait_s) for a server: {fix}")
             waited = True
             time.sleep(min(WAIT_STEP_S, left))
+        self.was_ready = True
 
     def try_servers(self) -> bool:
         """Push the weights to the servers that respond; whether any server is ready."""

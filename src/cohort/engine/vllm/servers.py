@@ -102,7 +102,12 @@ def read_error(body: bytes) -> str:
     try:
         found = json.loads(body)
     except (ValueError, RecursionError):
-        return body[:ERROR_CHARS].decode("utf-8", "replace")
+        text = body[:ERROR_CHARS].decode("utf-8", "replace").strip()
+        if not text.startswith("<"):
+            return text
+        title = re.search(r"<title[^>]*>([^<]*)</title", text, re.IGNORECASE)
+        about = f" ({' '.join(title[1].split())})" if title else ""
+        return f"a web page{about}, so another program listens there, not a vLLM server"
     for key in ("error", "detail", "message"):
         found = found.get(key, found) if isinstance(found, dict) else found
     return found if isinstance(found, str) else json.dumps(found)

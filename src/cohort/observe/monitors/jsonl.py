@@ -14,6 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cohort.base.files import name_file
 from cohort.observe.monitors.base import Monitor
 
 PROGRESS_S = 5.0
@@ -116,7 +117,7 @@ class JsonlMonitor(Monitor):
 def append_line(path: Path, row: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     line = json.dumps(make_strict(row), allow_nan=False, ensure_ascii=False)
-    with path.open("ab+") as file:
+    with name_file(path), path.open("ab+") as file:
         # After a crash the last line may be incomplete: end it, so that only that line is lost.
         if file.tell() > 0:
             file.seek(-1, os.SEEK_END)

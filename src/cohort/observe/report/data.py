@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import json
+import socket
+import time
 import tomllib
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from cohort.algorithms.named import Own
+from cohort.base.files import is_held
 from cohort.errors import RunError
 from cohort.evaluation.estimators import PairedDifference
 from cohort.evaluation.evaluate import Evaluation, compare
@@ -24,6 +28,9 @@ from cohort.observe.rollouts import read_rollouts
 from cohort.observe.run_folder import RunFolder, read_known_functions
 from cohort.recipe.algorithm import AlgorithmConfig
 from cohort.recipe.describe import describe_algorithm, describe_own
+
+QUIET_S = 300.0
+"""A run without a lock counts as stopped after this many seconds without output, or after ten steps if those take longer."""
 
 
 class RunData:
@@ -98,7 +105,29 @@ class RunData:
     def status(self) -> str:
         known = ("finished", "interrupted", "running", "failed")
         status = self.summary.get("status")
+        if status == "running" and not self.is_alive:
+            return "unfinished"
         return status if status in known else "unfinished"
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether a process holds the run's lock: a killed run cannot say that it ended.
+
+        The lock of a process on another host is not seen here; such a run is alive while it writes.
+        """
+        lock = self.folder.root / "run.lock"
+        if is_held(lock) or self.read_text(lock).endswith(f" on {socket.gethostname()}"):
+            return is_held(lock)
+        return self.quiet_s < max(QUIET_S, 10 * median(self.find_last_values("time/step") or [0.0]))
+
+    @property
+    def quiet_s(self) -> float:
+        """Seconds since the run last wrote to one of its files."""
+        folder, times = self.folder, []
+        for file in (folder.metrics_file, folder.evaluations_file, folder.events_file, folder.recipe_file):
+            with contextlib.suppress(OSError):
+                times.append(file.stat().st_mtime)
+        return max(0.0, time.time() - max(times)) if times else float("inf")
 
     @property
     def steps(self) -> int:

@@ -11,10 +11,8 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from cohort.algorithms.named import Own
@@ -47,8 +45,6 @@ SAMPLED_KEYS = (
     "what",
 )
 """Keys of a row that the list of runs shows."""
-QUIET_S = 300.0
-"""A run without a lock is shown as stopped after this many seconds without output, or after ten steps if those take longer."""
 
 
 @dataclass(frozen=True)
@@ -191,24 +187,6 @@ class LiveRun(RunData):
         own, problem = super().read_own_functions()
         return own, "algorithm.json cannot be used; restore the file that the run wrote." if problem else ""
 
-    @property
-    def status(self) -> str:
-        """The summary's status, except that a killed run is not shown as running."""
-        status = super().status
-        if status != "running":
-            return status
-        patience = max(QUIET_S, 10 * median(self.find_last_values("time/step") or [0.0]))
-        return "running" if is_locked(self.folder.root / "run.lock") or self.quiet_s < patience else "unfinished"
-
-    @property
-    def quiet_s(self) -> float:
-        """Seconds since the run last wrote to one of its files."""
-        folder, times = self.folder, []
-        for file in (folder.metrics_file, folder.evaluations_file, folder.events_file, folder.recipe_file):
-            with suppress(OSError):
-                times.append(file.stat().st_mtime)
-        return max(0.0, time.time() - max(times)) if times else float("inf")
-
     def describe_quiet(self) -> str:
         """ "wrote 12 s ago"; "" if it never wrote anything."""
         return f"wrote {write_duration(self.quiet_s)} ago" if self.quiet_s < float("inf") else ""
@@ -236,14 +214,3 @@ class SampledRun(LiveRun):
         # All events: a finding is one of many.
         rows = super().read_rows(file) if file == self.folder.events_file else sample_rows(place) if place else []
         return [{name: value for name, value in row.items() if name in SAMPLED_KEYS} for row in rows]
-
-
-def is_locked(file: Path) -> bool:
-    """Whether a process of this machine holds a lock on the file, read from /proc because trying would take the lock."""
-    try:
-        found = file.stat()
-        held = Path("/proc/locks").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return False
-    device = f"{os.major(found.st_dev):02x}:{os.minor(found.st_dev):02x}:{found.st_ino}"
-    return re.search(rf"\bFLOCK\b.* {device} ", held) is not None
