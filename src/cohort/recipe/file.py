@@ -23,7 +23,7 @@ from cohort.base.text import has_lone_surrogate, make_printable
 from cohort.errors import RecipeError
 from cohort.recipe.schema import Recipe
 from cohort.recipe.sections import suggest_nearest
-from cohort.recipe.trl_names import COUNTING, TRL_NAMES, UNCLEAR, convert_value
+from cohort.recipe.trl_names import COUNTING, EXPLAINED, TRL_NAMES, convert_value
 
 PREFERRED = {
     "temperature": "sampling.temperature",
@@ -233,8 +233,8 @@ def resolve_undotted(key: str, value: Any = UNKNOWN, given: Mapping[str, Any] = 
     """The full path of a key without its section. value, given: its value and the other settings, for the hint if it is unknown."""
     if key in PREFERRED:
         return PREFERRED[key]
-    if key in UNCLEAR:
-        raise RecipeError(f"{key}: {UNCLEAR[key]}")
+    if key in EXPLAINED:
+        raise RecipeError(f"{key}: {EXPLAINED[key]}")
     paths = [path for path, _ in list_leaf_fields(Recipe)]
     matches = [path for path in paths if path.rsplit(".", 1)[-1] == key]
     if len(matches) == 1:
@@ -318,8 +318,8 @@ def suggest_key(
         if section and own in siblings and f"{section}.{own}" != ours:
             return f"; here it is called {section}.{own}"
         return f"; here it is called {ours}{convert_to_hint(key, value, given, dotted)}"
-    if key in UNCLEAR:
-        return f": {UNCLEAR[key]}"
+    if key in EXPLAINED:
+        return f": {EXPLAINED[key]}"
     homes = [path for path, _ in list_leaf_fields(Recipe) if path.rsplit(".", 1)[-1] == key]
     homes = [PREFERRED[key]] if key in PREFERRED else homes
     return suggest_nearest(key, siblings) or (f"; it belongs to {' or '.join(homes)}" if homes else "")
@@ -342,7 +342,7 @@ def write_override(key: str, text: str) -> str:
             resolve_undotted(key, parse_value(text))
         return f"{key}={text}"
     except RecipeError as problem:
-        return str(problem) if key.rpartition(".")[2] in {*TRL_NAMES, *UNCLEAR} or ";" in str(problem) else ""
+        return str(problem) if key.rpartition(".")[2] in {*TRL_NAMES, *EXPLAINED} or ";" in str(problem) else ""
 
 
 def shorten_path(path: str) -> str:

@@ -105,16 +105,21 @@ UNCLEAR = {
     "epochs": "set train.passes_per_step for passes over each batch, train.num_steps for the length of a run, reward_model.epochs to "
     "fit a reward model",
     "loss": "set algorithm.name, algorithm.region and algorithm.aggregation for the policy, reward_model.loss for a reward model",
+    "top_p": _DISTRIBUTION.format("top_p"),
+    "top_k": _DISTRIBUTION.format("top_k"),
+}
+"""Keys of one section that mean something else to most people: refused without their section, and in other sections."""
+
+TRAINER_ARGUMENTS = {
     "rollout_func": "completions come from an engine (sampling.engine), token ids in and out; a function of yours cannot sample them",
     "optimizers": "AdamW is the only optimizer: [optimizer] holds its settings, such as learning_rate and schedule",
     "callbacks": "give cohort.train(monitors=[...]), objects with methods such as on_metrics(row)",
     "processing_class": "the tokenizer comes with the model; give tokenizer= with a loaded model",
     "reward_processing_classes": "a reward function of yours loads its own tokenizer; reward models are rewards named reward_model",
     "quantization_config": "set model.lora.base_dtype = 'nf4' and model.lora.rank for QLoRA",
-    "top_p": _DISTRIBUTION.format("top_p"),
-    "top_k": _DISTRIBUTION.format("top_k"),
 }
-"""Keys of one section that mean something else to most people: refused without their section, and in other sections."""
+"""Arguments of TRL's trainer that are no setting here."""
+EXPLAINED = UNCLEAR | TRAINER_ARGUMENTS
 
 VALUES: dict[str, dict[str, Any]] = {
     "multi_objective_aggregation": {"sum_then_normalize": "group_normalized", "normalize_then_sum": "parts_normalized"},
