@@ -339,7 +339,6 @@ def test_words_of_a_section_leave_its_other_words_alone():
     train = load_recipe(values={"num_steps": 3, "train": words_of_train, "group_size": 4}).train
     assert (train.num_steps, train.max_fault_share, train.group_size) == (3, 0.2, 4)
     assert words_of_train == {"max_fault_share": 0.2}
-    assert load_recipe(values={"train": {"num_steps": 5}, "num_steps": 3}).train.num_steps == 3  # the last word counts
     recipe, own = find_recipe_path("column_addition"), load_recipe(find_recipe_path("column_addition")).evaluation
     changed = load_recipe(recipe, values={"evaluation": {"samples": 4}}).evaluation
     assert changed == own.model_copy(update={"samples": 4})

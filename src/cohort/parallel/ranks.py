@@ -139,6 +139,11 @@ class Heartbeats:
         except RuntimeError:
             return ", ".join(f"rank {rank}" for rank in ranks)
 
+    def describe_end(self, ranks: Sequence[int]) -> str:
+        """Which ranks were killed, and by which signal."""
+        name = self.killed[ranks[0]]
+        return f"{self.describe(ranks)} was killed by {name}{KILLERS.get(name, '')}"
+
 
 def read_exit_signal(pid: int) -> str:
     """Name of the signal that killed an ended child of another process; "" if none did, or the parent has already collected it."""
@@ -311,9 +316,7 @@ class Ranks(World):
                     self._lose(f"{what}: the ranks have diverged", [])
                 return [one[1:] for one in notes]
             if dead := [rank for rank in late if rank in killed]:
-                self._lose(
-                    f"{self.heartbeats.describe(dead)} was killed by {killed[dead[0]]}{KILLERS.get(killed[dead[0]], '')}", dead
-                )
+                self._lose(self.heartbeats.describe_end(dead), dead)
             # A launcher that has lost a rank signals the others: then waiting longer is pointless.
             limit_s = min(self.limit_s, PATIENCE_AFTER_FAILURE_S) if was_signalled() else self.limit_s
             if waited > FIRST_LOOK_S and (gone := self.heartbeats.find_silent(late, limit_s)):
@@ -339,12 +342,10 @@ class Ranks(World):
             yield
         except RuntimeError as problem:
             time.sleep(0.1)  # until the thread has seen the end of the process
-            killed = self.heartbeats.killed
-            gone = sorted(killed) or self.heartbeats.find_lost()
-            if killed:
-                name = killed[gone[0]]
-                text = f"{self.heartbeats.describe(gone)} was killed by {name}{KILLERS.get(name, '')}"
-            elif gone is None:
+            if dead := sorted(self.heartbeats.killed):
+                self._lose(self.heartbeats.describe_end(dead), dead, problem)
+            gone = self.heartbeats.find_lost()
+            if gone is None:
                 where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
                 text = f"the launcher's store at {where} cannot be reached: rank 0, its host or the network is gone"
             else:
