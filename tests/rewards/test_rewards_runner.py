@@ -1031,3 +1031,12 @@ def test_rows_that_can_never_be_scored_are_named_before_the_run():
         judged.unusable = bad
         with RewardRunner([RewardPart("f", judged)]) as runner, pytest.raises(RewardError, match=message):
             runner.find_unusable(prompts)
+
+
+def test_a_failed_batch_call_is_reported_once_with_its_reason():
+    with RewardRunner([RewardPart("f", zoo.raise_on_bad)], workers=1, max_fault_share=1.0) as runner:
+        for step in (1, 2):
+            runner.score([prompt(0), prompt(1)], [completion("bad"), completion("fine")], step=step, num_steps=2)
+        assert runner.notes == [
+            "reward 'f': a batch call failed; retrying one completion at a time (ValueError: cannot read 'bad')."
+        ]

@@ -372,6 +372,27 @@ def test_a_run_reads_its_numbers_from_model_and_recipe(tmp_path, monkeypatch, ra
 
 
 @pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}, (4, 2, 8, 64)),  # wider than 16 / 4
+        ({"num_attention_heads": 4, "intermediate_size": 24}, (4, 4, 4, 24)),
+        ({"intermediate_size": [24, 40, 32]}, (1, 1, 16, 40)),  # a state-space model; layers of several widths
+    ],
+)
+def test_the_numbers_of_a_model_by_hand(config, expected):
+    shape = SimpleNamespace(hidden_size=16, num_hidden_layers=3, vocab_size=50, **config)
+    model = torch.nn.Sequential(torch.nn.Linear(16, 5, bias=False))
+    model.config, model.get_output_embeddings = SimpleNamespace(get_text_config=lambda: shape), lambda: None
+    adapter = {"a": torch.zeros(2, 3)}
+    policy: Any = SimpleNamespace(model=model, adapter=None, num_parameters=1000, list_own_parameters=lambda: adapter)
+    numbers = memory_estimate.read_model_numbers(policy)
+    assert (numbers.query_heads, numbers.kv_heads, numbers.head_dim, numbers.intermediate) == expected
+    assert (numbers.layers, numbers.width, numbers.vocabulary, numbers.parameters) == (3, 16, 50, 1000)
+    policy.adapter = object()
+    assert memory_estimate.read_model_numbers(policy).parameters == 994  # those of the adapter are not the base's
+
+
+@pytest.mark.parametrize(
     ("settings", "expected"),
     [
         # 6 x 4 rows of a step, of which 2 ranks decode 12 each; a micro-batch holds at most 24 x 15 tokens.

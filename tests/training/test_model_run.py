@@ -13,10 +13,12 @@ import pytest
 from test_resume_guards import interrupt_at
 
 from cohort import session
+from cohort.data.prompts import WrittenRow
 from cohort.errors import PromptError
 from cohort.recipe.file import build_recipe
 from cohort.training import build
 from cohort.training.preflight import check_sampling
+from cohort.types import Prompt, Sampling
 from model_zoo import edit_config, make_tokenizer, spoilt, whole_model
 from session_tools import summary_of, tiny, train_tiny
 
@@ -116,6 +118,39 @@ def test_an_argument_that_no_template_reads_is_refused_in_the_section_that_gives
         )  # no training rows
         with pytest.raises(PromptError, match=rf"^{field}\.template_args: "):
             build.encode_data(recipe, only, policy, sampling)
+
+
+def test_the_longest_sequence_of_training_and_evaluation_by_hand(tmp_path):
+    def encoded(train: int, held_out: int, written: int = 0) -> build.EncodedData:
+        prompts = [[Prompt(0, "q", {}, (1,)), Prompt(1, "q", {}, (1,) * length)] for length in (train, held_out)]
+        rows = [WrittenRow(prompts[0][0], ((1,) * (written - 1),))] if written else []
+        return build.EncodedData(prompts[0], {"dev": prompts[1]}, rows, [], {})
+
+    recipe = tiny(tmp_path)
+    longer = tiny(tmp_path, **{"evaluation.max_completion_tokens": 20})
+    for given, data, longest in (
+        (recipe, encoded(6, 5), 18),
+        (recipe, encoded(5, 6), 18),
+        (longer, encoded(6, 5), 25),
+        (longer, encoded(30, 5), 42),
+        (recipe, encoded(6, 5, written=40), 40),
+    ):
+        assert build.find_longest_sequence(given, data, Sampling(4, 1.0, 12, ())) == longest
+
+
+def test_an_adapter_names_the_model_that_it_belongs_to(tmp_path):
+    pytest.importorskip("peft", reason="adapters need peft")
+    model = whole_model()
+    for recipe, base in (
+        (tiny(tmp_path, **words(tmp_path, model, **{"model.lora.rank": 2})), str(model)),
+        (
+            tiny(tmp_path, **{"model.lora.rank": 2, "model.scratch.characters": "0123456789"}),
+            "",
+        ),  # made from scratch: it is saved in the run folder
+    ):
+        policy = build.load_policy(recipe, build.Data([], {}, None))
+        assert policy.adapter is not None
+        assert policy.adapter.base == base
 
 
 def test_ignored_settings_of_the_generation_config_are_named(tmp_path):

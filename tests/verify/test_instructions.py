@@ -43,6 +43,11 @@ def test_all_of_them_or_the_share_that_is_followed():
     assert instructions([JSON, JSON], [[RECORD], [COMMA]]) == [1.0, 0.0]
 
 
+def test_a_divider_is_no_bullet_and_has_three_signs():
+    two = {"id": "detectable_format:number_bullet_lists", "num_bullets": 2}
+    assert [judge(f"* one\n{line}\n* two", two)[0] for line in ("* * *", "* *")] == [1.0, 0.0]
+
+
 def test_a_completion_of_a_chat_is_its_last_message():
     chat = [{"role": "assistant", "content": JSON}]
     assert instructions([chat], [[RECORD]], prompts=[[{"role": "user", "content": "Write JSON."}]]) == [1.0]
