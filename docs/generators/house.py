@@ -27,6 +27,7 @@ FLOORS = (
     ("observe",),
     ("evaluation",),
     ("data",),
+    ("environments",),
     ("rewards",),
     ("engine",),
     ("model",),

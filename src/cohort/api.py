@@ -16,6 +16,7 @@ from cohort.observe.monitors.base import check_methods
 from cohort.observe.outcome import RunResult
 from cohort.recipe.describe import describe_start
 from cohort.recipe.file import find_recipe_path, format_value, list_paths, load_recipe, shorten_path, walk
+from cohort.recipe.rules import ENVIRONMENT_REWARD
 from cohort.recipe.schema import Recipe
 from cohort.recipe.trl_names import TRL_NAMES
 from cohort.recipe.values import PYTHON_MODEL, PYTHON_ROWS, Materials
@@ -41,6 +42,8 @@ def train(
     recipe: str | Path | None = None,
     monitors: Iterable[Any] | Mapping[str, Any] = (),
     *,
+    environment: Any = None,
+    tools: Iterable[Any] = (),
     evaluate_on: Any = None,
     tokenizer: Any = None,
     args: Any = None,
@@ -59,6 +62,9 @@ def train(
     recipe: a TOML file or the name of a built-in recipe to start from.
     monitors: objects with any method of `cohort.observe.monitors.Monitor`, in addition to the monitors of the recipe; or a dict with
     keys of [monitors].
+    environment: a class in which the policy acts in several turns, or a dict of classes that the column `environment` chooses from. A class
+    with `get_reward` needs no rewards; a class whose `reset` returns the prompt needs no prompts.
+    tools: functions that the policy can call.
     evaluate_on: rows or a path to evaluate on before and after training; or a dict of named sets, each rows, a path, or
     {"prompts": ..., "rewards": ...} with its own rewards. Default: a held-out share of the prompts.
     tokenizer: the tokenizer of a loaded model. Default: the one in the folder or repository the model was loaded from.
@@ -68,6 +74,10 @@ def train(
     for key in settings:
         if argument := ARGUMENTS.get(TRL_NAMES.get(key, "")):
             raise RecipeError(f"{key}: here it is called {argument}; write cohort.train({argument}=...).")
+    functions: dict[str, Any] = {}
+    settings = settings | describe_environment(environment, tools, functions)
+    prompts = "environment" if prompts is None and recipe is None and environment is not None else prompts
+    rewards = add_environment_reward(environment, rewards)
     if recipe is None and (prompts is None or rewards is None):
         missing = "prompts" if prompts is None else "rewards"
         raise RecipeError(f"cohort.train needs {missing}=..., or recipe= with a recipe that names them.")
@@ -86,7 +96,7 @@ def train(
         values["monitors"], monitors = dict(monitors), ()
     translated, notes = translate_arguments(args, peft_config, prompts, inputs, values)
     values = inputs | translated | values | ({"model": source} if source else {})
-    materials = replace(materials, monitors=check_monitors(monitors))
+    materials = replace(materials, monitors=check_monitors(monitors), functions={**materials.functions, **functions})
     file = None if recipe is None else find_recipe_path(recipe)
     resolved = load_recipe(file, values=values)
     if evaluate_on is not None:
@@ -104,6 +114,8 @@ def resume(
     rewards: Iterable[Reward] | Reward = (),
     monitors: Iterable[Any] = (),
     *,
+    environment: Any = None,
+    tools: Iterable[Any] = (),
     evaluate_on: Any = None,
 ) -> RunResult:
     """Resume an interrupted run and return the finished run.
@@ -112,6 +124,7 @@ def resume(
     prompts, evaluate_on: only for rows that could not be saved as JSON in the run folder.
     rewards: functions that cannot be imported by name (closures, notebook cells) must be passed again; a part with its own `name` as a
     dict with "function" and "name".
+    environment, tools: as rewards, for classes and functions that cannot be imported by name.
     monitors: objects must be passed again; monitors in the recipe start by themselves.
     """
     functions: dict[str, Callable[..., Any]] = {}
@@ -122,6 +135,7 @@ def resume(
     for entry in [*list_rewards(rewards, functions), *own]:
         if entry.get("function") in functions:  # perhaps importable now, but it was not when the run started
             functions.setdefault(f"{PYTHON_PREFIX}{entry['name']}", functions[entry["function"]])
+    describe_environment(environment, tools, functions)
     rows = {name: one["prompts"] for name, one in sets.items() if "prompts" in one}
     return resume_session(os.fspath(run), Materials(prompts, functions, check_monitors(monitors), rows))
 
@@ -154,6 +168,46 @@ def evaluate(
     source, values, materials = collect_inputs(model, tokenizer, prompts, rewards)
     start = None if recipe is None else find_recipe_path(recipe)
     return evaluate_from_python(source, materials, start, values, settings, str(checkpoint))
+
+
+# -- environments --------------------------------------------------------------------------------------------------------
+
+
+def describe_environment(environment: Any, tools: Iterable[Any], functions: dict[str, Any]) -> dict[str, Any]:
+    """The settings of [environment] for these classes and tools; what cannot be imported by name goes into `functions`."""
+    found: dict[str, Any] = {}
+    if isinstance(environment, Mapping):
+        found["environment.sources"] = {
+            str(name): name_object(kind, functions, f"environment[{name!r}]") for name, kind in environment.items()
+        }
+    elif environment is not None:
+        found["environment.source"] = name_object(environment, functions, "environment")
+    if isinstance(tools, str | Mapping) or not isinstance(tools, Iterable):
+        raise RecipeError(f"tools: give a list of functions; got {tools!r}.")
+    if named := [name_object(tool, functions, "tools") for tool in tools]:
+        found["environment.tools"] = named
+    return found
+
+
+def name_object(given: Any, functions: dict[str, Any], place: str) -> str:
+    if isinstance(given, str):
+        return given
+    if not callable(given):
+        raise RecipeError(f'{place}: give a class or a function, or its name as "module:Name"; got {given!r}.')
+    spec = importable_name(given) or f"{PYTHON_PREFIX}{getattr(given, '__name__', type(given).__name__).strip('<>')}"
+    if spec.startswith(PYTHON_PREFIX):
+        functions[spec] = given
+    return spec
+
+
+def add_environment_reward(environment: Any, rewards: Any) -> Any:
+    """The rewards with that of the environment before them, if its class has one."""
+    kinds = [*environment.values()] if isinstance(environment, Mapping) else [environment]
+    if not any(hasattr(kind, "get_reward") for kind in kinds):
+        return rewards
+    others = [] if rewards is None else [rewards] if callable(rewards) or isinstance(rewards, str | Mapping) else list(rewards)
+    listed = any(isinstance(one, Mapping) and one.get("function") == ENVIRONMENT_REWARD for one in others)
+    return others if listed or ENVIRONMENT_REWARD in others else [{"function": ENVIRONMENT_REWARD}, *others]
 
 
 # -- arguments as recipe settings --------------------------------------------------------------------------------------

@@ -44,6 +44,10 @@ class RewardError(CohortError):
     """The outcomes of the call's completions, if it finished."""
 
 
+class EnvironmentFailed(CohortError):
+    """Environments or tools failed in a way that would corrupt the training signal, or cannot be used with this model."""
+
+
 class CheckpointError(CohortError):
     """A checkpoint is missing, damaged, or does not belong to this run."""
 

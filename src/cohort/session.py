@@ -197,7 +197,7 @@ class Session:
         weights = build.make_weights(recipe, policy, Adding(exact, self.world))
         stream = build.make_stream(recipe, encoded)
         state = self._make_or_restore_state(policy, weights, encoded, stream)
-        engine, description = build.make_engine(recipe, policy, self.folder.root, self._notify)
+        engine, description = build.make_engine(recipe, policy, self.folder.root, self._notify, environments=data.environments)
         build.refuse_ahead(recipe, engine, self.world.is_alone)
         trained = policy.prepare(recipe.model.kernels, recipe.train.activation_checkpointing)
         # All ranks use the smallest number: a different one could flip near-ties.

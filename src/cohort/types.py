@@ -36,6 +36,8 @@ class Prompt:
     token_ids: tuple[int, ...]
     answer_column: str = "answer"
     """The column with the reference answer."""
+    identity: str = ""
+    """What an environment reads besides the prompt: two prompts with the same text are then two problems."""
 
     @property
     def is_chat(self) -> bool:
@@ -48,8 +50,50 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Turn:
+    """One turn of an episode: what the policy wrote, and how the environment took it."""
+
+    end: int
+    """Tokens of the completion up to the end of what the policy wrote; the reply follows."""
+    calls: int = 0
+    """Tool calls in it."""
+    mistakes: tuple[str, ...] = ()
+    """Faults of its calls: "syntax", "unknown_tool", "arguments" or "raised". The reply told the policy."""
+    cut: bool = False
+    """Whether the reply was cut at max_observation_tokens."""
+    reward: float | None = None
+    """What `get_reward` returned after the turn, if every turn is scored."""
+    seconds: float = field(default=0.0, compare=False)
+    """Between the end of the turn and the reply."""
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """The environment's side of a completion of several turns."""
+
+    environment: str
+    """Its name: the class, or "tools"."""
+    turns: tuple[Turn, ...]
+    messages: tuple[Message, ...]
+    """The turns and their replies; reward functions receive them as the completion of a chat."""
+    end: Literal["answer", "environment", "turns", "tokens", "fault"]
+    """Why it ended: a turn without a call, the environment's decision, max_turns, max_completion_tokens, or a fault of the environment."""
+    reward: float | None = None
+    """What `get_reward` returned at the end."""
+    fault: str = ""
+    """A fault of the environment, which leaves the episode unscored: "timeout", "crash" or "exception"."""
+    detail: str = ""
+    """The fault as a message."""
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    """Plain attributes of the environment at the end."""
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
-    """The policy's output. The ids are the sampled ones; the text is never tokenised again."""
+    """The policy's output. The ids are the sampled ones; the text is never tokenised again.
+
+    In an episode of several turns the replies of the environment are among the ids, and `sampled_mask` tells them apart.
+    """
 
     token_ids: tuple[int, ...]
     """Including the stop token, if one was sampled."""
@@ -57,11 +101,13 @@ class Completion:
     """Log-probability of each id in the engine, at the sampling temperature, in float32."""
     end: End
     text: str
-    """The decoded ids, without special tokens."""
+    """The decoded ids, without special tokens. Of an episode: what the policy wrote, one turn per paragraph."""
     sampled_mask: tuple[bool, ...] | None = None
-    """Which ids the policy sampled; None: all of them. Tool output in a later turn would be False."""
+    """Which ids the policy sampled; None: all of them. Replies of an environment are False."""
     versions: tuple[tuple[int, int], ...] = ()
     """(policy_version, number of ids) of each span, in order; (): all ids have the rollout's policy_version."""
+    episode: Episode | None = None
+    """Its turns, if the policy acted in an environment."""
 
     @property
     def mask(self) -> tuple[bool, ...]:
@@ -146,16 +192,24 @@ class Sampling:
     group_size: int
     temperature: float
     max_completion_tokens: int
+    """Tokens that the policy may sample."""
     stop_ids: tuple[int, ...]
     top_p: float = 1.0
     top_k: int = 0
     """0: off. top_p and top_k are for evaluation only: in training they bias the ratio by the mass they keep."""
     with_greedy: bool = False
     """Evaluation only: each group has an additional, greedy completion at its end."""
+    max_reply_tokens: int = 0
+    """Tokens that an environment may add to a completion, in all its replies."""
 
     @property
     def greedy(self) -> bool:
         return self.temperature == 0.0
+
+    @property
+    def longest_completion(self) -> int:
+        """The largest number of tokens of a completion, replies of an environment included."""
+        return self.max_completion_tokens + self.max_reply_tokens
 
     @property
     def completions(self) -> int:

@@ -9,6 +9,7 @@ because a rounding residue divided by a tiny epsilon has produced advantages in 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -181,6 +182,29 @@ def credit_steps(
         for end, reward in steps or ():
             advantages_T[: end + 1] += (reward - mean) / scale
     return advantages_G
+
+
+@advantage(per_token=True)
+def turns(turns_N: Sequence[Steps], lengths_N: Sequence[int], groups_N: Sequence[int]) -> list[Tensor]:
+    """Each turn of an episode gets the rewards of its own and all later turns, minus their mean over the group.
+
+    An episode that has ended counts with 0 in the means of later turns, so a mean depends on a member's own actions only through its own
+    share: the expected gradient is (G - 1) / G times the exact one, for every turn.
+    """
+    returns_N = [[sum(reward for _, reward in one[place:]) for place in range(len(one))] for one in turns_N]
+    totals: dict[tuple[int, int], float] = {}
+    for group, returns in zip(groups_N, returns_N, strict=True):
+        for place, value in enumerate(returns):
+            totals[group, place] = totals.get((group, place), 0.0) + value
+    sizes = Counter(groups_N)
+    found = []
+    for group, one, returns, length in zip(groups_N, turns_N, returns_N, lengths_N, strict=True):
+        advantages_T, begin = torch.zeros(length, dtype=torch.float64), 0
+        for place, ((end, _), value) in enumerate(zip(one, returns, strict=True)):
+            advantages_T[begin : end + 1] = value - totals[group, place] / sizes[group]
+            begin = end + 1
+        found.append(advantages_T)
+    return found
 
 
 @advantage(compares_group=False, per_token=True)

@@ -21,7 +21,7 @@ from cohort.algorithms.registry import SAMPLED, Kind
 
 ALWAYS = frozenset({"name", "data", "advantage", "region", "kl_coef", "aggregation", "args"})
 """Settings that always have an effect."""
-LOWERED = {"rewards_PG", "token_rewards_N", "steps_N", "parts_PG"}
+LOWERED = {"rewards_PG", "token_rewards_N", "steps_N", "turns_N", "parts_PG"}
 """Inputs of an advantage that include a penalty on the reward."""
 NUMBERS = ("kl_target", "reference_every", "reference_decay", "entropy_coef", "refill_rounds", "overlong_share")
 UNWEIGHED = ("auto", "off")

@@ -39,6 +39,7 @@ READABLE: dict[Kind, dict[str, str]] = {
         "token_rewards_N": "rewards of the trained tokens of every trained completion, including a KL in the reward",
         "values_N": "the critic's values of the same tokens",
         "steps_N": "(last token of a step, its reward) of every trained completion",
+        "turns_N": "(last token of a turn, its reward) of every trained completion, in an environment",
         "lengths_N": "number of its tokens",
         "groups_N": "its group",
     },

@@ -22,10 +22,14 @@ from typing import Any
 from cohort.base.keyed import keyed_permutation, keyed_share
 from cohort.base.text import write_count
 from cohort.data.rows import Content, Row, list_columns, render
+from cohort.environments.dialogue import Dialogue
+from cohort.environments.tool_calls import find_calls
 from cohort.errors import PromptError
 from cohort.model.chat import ChatCodec
 from cohort.recipe.schema import PromptsConfig
 from cohort.types import Prompt
+
+Identify = Callable[[Mapping[str, Any]], str]
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Prompts
@@ -65,13 +69,19 @@ def make_prompts(
     encode: Callable[[Content], Sequence[int]],
     unknown_id: int | None = None,
     answer_column: str = "answer",
+    identify: Identify = lambda row: "",
+    encode_chat: Callable[[Content, Mapping[str, Any]], Sequence[int]] | None = None,
 ) -> tuple[list[Prompt], PromptReport]:
-    """Render and encode every row; leave out and count prompts longer than max_prompt_tokens."""
+    """Render and encode every row; leave out and count prompts longer than max_prompt_tokens.
+
+    identify(row): what an environment reads besides the prompt. encode_chat(messages, row): for chats that depend on their row.
+    """
     prompts: list[Prompt] = []
     longest = with_unknown = 0
     for index, row in enumerate(rows):
         content = render(row, config, f"prompts, row {index}")
-        token_ids = tuple(encode(content))
+        by_row = encode_chat is not None and not isinstance(content, str)
+        token_ids = tuple(encode_chat(content, row) if by_row and encode_chat else encode(content))
         if not token_ids:
             raise PromptError(f"prompts, row {index}: the prompt is empty")
         longest = max(longest, len(token_ids))
@@ -79,7 +89,7 @@ def make_prompts(
             continue
         with_unknown += unknown_id is not None and unknown_id in token_ids
         columns = {name: value for name, value in row.items() if name != config.prompt_column}
-        prompts.append(Prompt(index, content, columns, token_ids, answer_column))
+        prompts.append(Prompt(index, content, columns, token_ids, answer_column, identify(row)))
     if not prompts:
         raise PromptError(
             f"prompts: all {len(rows)} prompts are longer than max_prompt_tokens = {config.max_prompt_tokens} tokens; "
@@ -114,8 +124,23 @@ def make_content_key(content: Content) -> str:
     return json.dumps(question or messages, ensure_ascii=False)  # only a system message: that is the question
 
 
+def make_prompt_key(prompt: Prompt) -> str:
+    """The content key of a prompt, with what an environment reads besides its text."""
+    return join_identity(make_content_key(prompt.content), prompt.identity)
+
+
+def join_identity(key: str, identity: str) -> str:
+    return f"{key}\x1f{identity}" if identity else key
+
+
 def split_held_out(
-    rows: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = "", least: int = 16
+    rows: Sequence[Row],
+    share: float,
+    seed: int,
+    prompt_column: str = "prompt",
+    template: str = "",
+    least: int = 16,
+    identify: Identify = lambda row: "",
 ) -> tuple[list[Row], list[Row]]:
     """(train, held_out). Each prompt has a hash of the seed and its content in [0, 1); prompts below the share are held out.
 
@@ -125,7 +150,7 @@ def split_held_out(
     """
     if share <= 0:
         return list(rows), []
-    keys = list_prompt_keys(rows, prompt_column, template)
+    keys = list_prompt_keys(rows, prompt_column, template, identify)
     copies = Counter(keys)
     positions = {key: hash_to_position(seed, key) for key in copies}
     if len(positions) < 2:
@@ -150,10 +175,16 @@ def split_held_out(
 
 
 def describe_split(
-    train: Sequence[Row], held_out: Sequence[Row], share: float, seed: int, prompt_column: str = "prompt", template: str = ""
+    train: Sequence[Row],
+    held_out: Sequence[Row],
+    share: float,
+    seed: int,
+    prompt_column: str = "prompt",
+    template: str = "",
+    identify: Identify = lambda row: "",
 ) -> str:
     """A sentence on how many prompts are held out, and how many of them only to reach the minimum."""
-    trained, kept = (set(list_prompt_keys(rows, prompt_column, template)) for rows in (train, held_out))
+    trained, kept = (set(list_prompt_keys(rows, prompt_column, template, identify)) for rows in (train, held_out))
     added = sum(hash_to_position(seed, key) >= share for key in kept)
     text = f"{len(kept)} of {len(trained) + len(kept)} prompts are held out"
     if not added:
@@ -164,9 +195,10 @@ def describe_split(
     )
 
 
-def list_prompt_keys(rows: Sequence[Row], prompt_column: str, template: str) -> list[str]:
+def list_prompt_keys(rows: Sequence[Row], prompt_column: str, template: str, identify: Identify = lambda row: "") -> list[str]:
     config = PromptsConfig.model_validate({"prompt_column": prompt_column, "template": template})
-    return [make_content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
+    keys = [make_content_key(render(row, config, f"prompts, row {index}")) for index, row in enumerate(rows)]
+    return [join_identity(key, identify(row)) for key, row in zip(keys, rows, strict=True)]
 
 
 def hash_to_position(seed: int, key: str) -> float:
@@ -175,13 +207,13 @@ def hash_to_position(seed: int, key: str) -> float:
 
 def assert_disjoint(train_prompts: Iterable[Prompt], held_out_prompts: Iterable[Prompt], set_name: str) -> None:
     """Refuse an evaluation set that shares questions with training, because its score would measure memory."""
-    seen = {make_content_key(prompt.content): prompt.index for prompt in train_prompts}
-    shared = [prompt for prompt in held_out_prompts if make_content_key(prompt.content) in seen]
+    seen = {make_prompt_key(prompt): prompt.index for prompt in train_prompts}
+    shared = [prompt for prompt in held_out_prompts if make_prompt_key(prompt) in seen]
     if shared:
         example = shared[0]
         raise PromptError(
             f"evaluation set {set_name!r}: {len(shared)} of its prompts also occur in training, for example row {example.index} "
-            f"(training row {seen[make_content_key(example.content)]}): {make_content_key(example.content)[:80]!r}. Remove them from one of the two"
+            f"(training row {seen[make_prompt_key(example)]}): {make_content_key(example.content)[:80]!r}. Remove them from one of the two"
         )
 
 
@@ -249,6 +281,8 @@ class WrittenRow:
     prompt: Prompt
     completions: tuple[tuple[int, ...], ...]
     """Token ids, best first; each continues the prompt's ids and ends with the stop token."""
+    masks: tuple[tuple[bool, ...], ...] = ()
+    """Which of these ids are trained on, if some are replies of an environment; (): all."""
 
     @property
     def longest(self) -> int:
@@ -256,9 +290,46 @@ class WrittenRow:
         return len(self.prompt.token_ids) + max(map(len, self.completions))
 
 
-def make_demonstrations(prompts: Sequence[Prompt], codec: ChatCodec, column: str, stop_id: int) -> list[WrittenRow]:
-    """Prompts with one completion each: the text in the column."""
-    return [encode_row(prompt, [read_demonstration(prompt, column)], codec, stop_id) for prompt in prompts]
+def make_demonstrations(
+    prompts: Sequence[Prompt], codec: ChatCodec, column: str, stop_id: int, dialogues: Mapping[bool, Dialogue]
+) -> list[WrittenRow]:
+    """Prompts with one completion each: the text in the column, or a list of turns and replies.
+
+    dialogues: of an environment, for texts and for chats.
+    """
+    return [
+        encode_episode(prompt, prompt.columns[column], codec, stop_id, dialogues)
+        if isinstance(prompt.columns.get(column), list)
+        else encode_row(prompt, [read_demonstration(prompt, column)], codec, stop_id)
+        for prompt in prompts
+    ]
+
+
+def encode_episode(
+    prompt: Prompt, turns: Sequence[Any], codec: ChatCodec, stop_id: int, dialogues: Mapping[bool, Dialogue]
+) -> WrittenRow:
+    """A demonstration of several turns: the policy's texts and the replies to them take turns. Replies are not trained on."""
+    place = f"cold_start.completion_column: row {prompt.index}"
+    if prompt.is_chat not in dialogues:
+        raise PromptError(
+            f"{place} has a list, a demonstration of several turns, but there is no environment. Give text, or set environment.source."
+        )
+    if len(turns) % 2 == 0 or not all(isinstance(turn, str) for turn in turns):
+        raise PromptError(
+            f"{place}: a demonstration of several turns is a list of texts: turn, reply, turn, ..., and ends with a turn."
+        )
+    ids: list[int] = []
+    mask: list[bool] = []
+    for number, text in enumerate(turns):
+        if number % 2:
+            dialogue = dialogues[prompt.is_chat]
+            calls = find_calls(turns[number - 1], dialogue.form)[1] if dialogue.form else []
+            more = dialogue.encode(dialogue.make_messages([(calls[0].name if calls else "", text)]))[0]
+        else:
+            more = codec.encode_demonstration(prompt.content, text, stop_id)[1]
+        ids += more
+        mask += [number % 2 == 0] * len(more)
+    return WrittenRow(prompt, (tuple(ids),), (tuple(mask),))
 
 
 def make_pairs(prompts: Sequence[Prompt], codec: ChatCodec, stop_id: int) -> list[WrittenRow]:

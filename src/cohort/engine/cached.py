@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from cohort.engine.decoders import DecoderProof, name_problems
-from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish
+from cohort.engine.protocol import Capabilities, EngineSetup, OnFinish, Turns
 from cohort.engine.scheduler import SlotState, Workspace
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
 from cohort.errors import EngineError, describe_problem
@@ -68,6 +68,7 @@ class CachedEngine(SlotEngine):
             most_slots=MOST_SLOTS[self.model.device.type],
             cache_itemsize=self.model.dtype.itemsize * COPIES,
             rounding=STEP_ROUNDING,
+            takes_turns=self.why_equal is None,
         )
 
     def describe(self) -> str:
@@ -81,15 +82,16 @@ class CachedEngine(SlotEngine):
         noise: NoiseKey,
         most: Sequence[int],
         on_finish: OnFinish | None,
+        turns: Turns | None = None,
     ) -> list[Completion]:
         if self.why_equal is None:
-            return super()._decode(requests, sampling, noise, most, on_finish)
+            return super()._decode(requests, sampling, noise, most, on_finish, turns)
         by_length: dict[int, list[int]] = {}
         for number, request in enumerate(requests):
             by_length.setdefault(len(request.context_ids), []).append(number)
         found: dict[int, Completion] = {}
         for numbers in by_length.values():
-            longest = max(len(requests[number].prompt.token_ids) for number in numbers) + sampling.max_completion_tokens
+            longest = max(len(requests[number].prompt.token_ids) for number in numbers) + sampling.longest_completion
             count = self.fit_slots(longest, len(numbers))
             for at in range(0, len(numbers), count):
                 batch = numbers[at : at + count]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 
 from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
-from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
+from cohort.engine.requests import check_prefix, count_left, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, choose_tokens, sampling_mode
 from cohort.ops.noise import make_gumbel, make_row_key
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
@@ -60,7 +60,7 @@ class HFEngine(Engine):
         token_ids: list[int] = []
         logprobs: list[float] = []
         end: End = "length"
-        for place in range(begun, sampling.max_completion_tokens):
+        for place in range(begun, begun + count_left(request, sampling)):
             input_ids = torch.tensor([[*request.context_ids, *token_ids]], device=device)
             logits_1V = self.model(input_ids=input_ids, use_cache=False).logits[:, -1].float()
             positions_1 = torch.tensor([request.position + place], device=device)

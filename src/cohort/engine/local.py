@@ -26,7 +26,7 @@ from torch import Tensor
 
 from cohort.engine.decoders import CpuSteps, Decoder, ModuleDecoder, make_fused_decoder, prove_decoder, prove_local
 from cohort.engine.graphs import GraphedSteps
-from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
+from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish, Turns
 from cohort.engine.scheduler import SlotState, Workspace
 from cohort.engine.slot_engine import MOST_SLOTS, SlotEngine
 from cohort.errors import EngineError, describe_problem
@@ -86,7 +86,9 @@ class LocalEngine(SlotEngine):
     @property
     def capabilities(self) -> Capabilities:
         kind = self.model.device.type  # on a GPU the products of a step depend on its number of rows
-        return Capabilities(MOST_SLOTS[kind], self.cache_dtype.itemsize, steady=kind == "cpu", own_kernels=True)
+        return Capabilities(
+            MOST_SLOTS[kind], self.cache_dtype.itemsize, steady=kind == "cpu", own_kernels=True, takes_turns=True
+        )
 
     def close(self) -> None:
         self.workspace, self.memory = None, DecodeMemory()
@@ -188,13 +190,14 @@ class LocalEngine(SlotEngine):
         del kept
         slots = self.fit_slots(longest, completions)
         width = find_activated_width(self.model.config)
-        rows = slots + count_missing_rows(slots, device, width)
+        parks = device.type == "cpu" and sampling.max_reply_tokens > 0
+        rows = slots + parks + count_missing_rows(slots, device, width)
         length = self._round_length(longest)
         decoder = self._make_decoder(self.fused, rows, length)
         noise = make_gumbel if self.compiled is None else self.compiled.native.make_gumbel
         state = SlotState(rows, completions, sampling, device, columns, noise)
         steps = GraphedSteps(self.detects_waits) if self.cuda_graphs else None
-        return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width)
+        return Workspace(decoder, state, steps, self.slots, slots, length, completions, sampling, signature, width, parks)
 
     def _keep_or_drop(self, workspace: Workspace) -> None:
         """Keep a small workspace on a GPU. On a CPU only memory is kept, without its contents: weights are packed for each call."""
@@ -232,13 +235,23 @@ class SnapshotEngine(Engine):
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
     ) -> list[Completion]:
+        with self._use_stream():
+            completions = self.engine.generate(requests, sampling, noise, on_finish)
+        self.last = self.engine.last
+        return completions
+
+    def generate_turns(self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, turns: Turns) -> None:
+        with self._use_stream():
+            self.engine.generate_turns(requests, sampling, noise, turns)
+        self.last = self.engine.last
+
+    @contextmanager
+    def _use_stream(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.stream is not None:  # a new thread has the first GPU's default stream
                 stack.enter_context(torch.cuda.device(self.stream.device))
                 stack.enter_context(torch.cuda.stream(self.stream))
-            completions = self.engine.generate(requests, sampling, noise, on_finish)
-        self.last = self.engine.last
-        return completions
+            yield
 
     def choose_slots(self, longest: int) -> int:
         return self.engine.choose_slots(longest)

@@ -19,6 +19,29 @@ if TYPE_CHECKING:
 OnFinish = Callable[[Request, Completion], None]
 
 
+class Turns(Protocol):
+    """Continues completions during a call of `generate`, while others are sampled (environments/engine.py).
+
+    Requests are named by their number in the call.
+    """
+
+    @property
+    def pending(self) -> int:
+        """Turns that have ended and are not answered yet."""
+        ...
+
+    def end_turn(self, number: int, completion: Completion) -> None:
+        """The policy's turn has ended; the completion so far, replies included."""
+        ...
+
+    def take(self, seconds: float | None) -> list[tuple[int, Request | None]]:
+        """The answers that have arrived: the request that continues the completion after the reply, or None at its end.
+
+        seconds: how long to wait if there are none; None: until the first one.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Capabilities:
     """Properties of an engine. Callers check these and never the engine's name."""
@@ -35,6 +58,10 @@ class Capabilities:
     """It reads the policy's own parameters, so no weights are sent."""
     own_kernels: bool = False
     """model.kernels has an effect on it."""
+    takes_turns: bool = False
+    """`generate` accepts `turns`: completions continue after a reply while others are sampled."""
+    parallel_calls: bool = False
+    """`generate` may be called by several threads at once."""
     swaps_in_flight: bool = False
     """Completions in progress continue with new weights after `sync`, and report which version sampled which tokens."""
     rounding: float = 1.0
@@ -83,13 +110,13 @@ class Engine(Protocol):
     - the prompt's token ids are used unchanged: nothing is re-tokenised, no BOS is added;
     - `sampling_logprobs` are float32 log-softmax of (logits / temperature) at the sampled token, over the full
       distribution (temperature 0: at temperature 1);
-    - a completion ends with the first sampled id in `sampling.stop_ids` (end "stop") or after max_completion_tokens ("length");
+    - a completion ends with the first sampled id in `sampling.stop_ids` (end "stop") or after max_completion_tokens sampled ones ("length");
     - the noise of a token depends only on (seed, stream, step, draw, sample, position), where position is the request's
       position plus the token's index in the completion. Slots, batching and order change rollouts only at near-ties
       (for engines with `capabilities.keyed_noise`);
     - a request with a prefix is continued after it, and the prefix is part of the completion: its ids, log-probs, mask and
-      versions are returned unchanged, and count against max_completion_tokens. A prefix that is already complete, because
-      its last id is a sampled stop token or because it has the maximum length, is returned unchanged;
+      versions are returned unchanged, and its sampled ids count against max_completion_tokens. A prefix that is already complete,
+      because its last id is a sampled stop token or because it has the maximum length, is returned unchanged;
     - the weights are those of the policy at the time of the call, or those of the last `sync` for an engine with its own
       copy: no outdated cache survives an update.
     """
@@ -113,6 +140,10 @@ class Engine(Protocol):
     def generate(
         self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, on_finish: OnFinish | None = None
     ) -> list[Completion]: ...
+
+    def generate_turns(self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, turns: Turns) -> None:
+        """As `generate`, for completions that `turns` receives and continues. Only with `capabilities.takes_turns`."""
+        raise NotImplementedError
 
     def choose_slots(self, longest: int) -> int:
         """How many completions of `longest` tokens, prompts included, to decode in parallel; 0 for an engine without slots."""

@@ -73,7 +73,12 @@ def find_finished_prefix(request: Request, sampling: Sampling) -> Completion | N
         return None
     if prefix.token_ids[-1] in sampling.stop_ids and prefix.mask[-1]:
         return replace(prefix, end="stop")
-    return replace(prefix, end="length") if len(prefix.token_ids) >= sampling.max_completion_tokens else None
+    return replace(prefix, end="length") if prefix.length >= sampling.max_completion_tokens else None
+
+
+def count_left(request: Request, sampling: Sampling) -> int:
+    """Tokens that may still be sampled after the request's prefix."""
+    return sampling.max_completion_tokens - (request.prefix.length if request.prefix else 0)
 
 
 def join_prefix(request: Request, more: Completion, version: int) -> Completion:
@@ -84,7 +89,7 @@ def join_prefix(request: Request, more: Completion, version: int) -> Completion:
     prefix = request.prefix
     if prefix is None:
         return more
-    mask = None if prefix.sampled_mask is None else (*prefix.sampled_mask, *more.mask)
+    mask = None if prefix.sampled_mask is more.sampled_mask is None else (*prefix.mask, *more.mask)
     spans = more.versions or ((version, len(more.token_ids)),)
     versions = (*prefix.versions, *spans) if prefix.versions else ()
     return Completion(

@@ -96,13 +96,18 @@ def check_request(config: Any, prompts: list[Prompt], sampling: Sampling) -> Non
         if not prompt.token_ids:
             raise EngineError(f"prompt {prompt.index} has no tokens, so there is nothing to continue.")
     longest = max((len(prompt.token_ids) for prompt in prompts), default=0)
-    limit, needed = count_positions(config), longest + sampling.max_completion_tokens
+    limit, needed = count_positions(config), longest + sampling.longest_completion
     if limit and needed > limit:
         raise EngineError(
             f"the longest prompt has {longest} tokens and sampling.max_completion_tokens is "
-            f"{sampling.max_completion_tokens}: together {needed}, but the model has {limit} positions "
-            "(max_position_embeddings). Lower sampling.max_completion_tokens or prompts.max_prompt_tokens."
+            f"{sampling.max_completion_tokens}{describe_replies(sampling)}: together {needed}, but the model has {limit} positions "
+            "(max_position_embeddings). Lower sampling.max_completion_tokens or prompts.max_prompt_tokens"
+            f"{', environment.max_turns or environment.max_observation_tokens' if sampling.max_reply_tokens else ''}."
         )
+
+
+def describe_replies(sampling: Sampling) -> str:
+    return f" and the environment may reply with {sampling.max_reply_tokens}" if sampling.max_reply_tokens else ""
 
 
 def check_finite(logprobs: Tensor, version: int) -> None:

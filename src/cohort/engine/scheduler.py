@@ -9,6 +9,7 @@ host. A row that reaches a stop token or its limit is marked done and neither ad
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +20,8 @@ from torch import Tensor
 
 from cohort.engine.decoders import Decoder
 from cohort.engine.graphs import GraphedSteps, round_to_bucket
+from cohort.engine.protocol import Turns
+from cohort.engine.requests import count_left
 from cohort.engine.sampling import choose_tokens
 from cohort.model.head import SplitModel
 from cohort.ops.fused import has_kernels
@@ -30,6 +33,10 @@ PREFILL_TOKENS = {"cpu": 2048, "cuda": 16384}
 """Padded tokens in one prefill: enough to use the whole machine, few enough to keep activations small."""
 STEPS_BETWEEN_CHECKS = 4
 """Decode steps on a GPU between two checks for finished rows, if a stop token may come at any time."""
+HOLD_S = 0.005
+"""How long a row keeps its slot for a reply while others wait for one. Reading a whole context again takes longer than this."""
+READ_TOKENS = 32
+"""The longest reply that a row reads token by token, beside rows that sample; a longer one is read at once, in a prefill."""
 
 
 class SlotState:
@@ -44,7 +51,8 @@ class SlotState:
         columns: int,
         noise: Callable[[Tensor, Tensor, int], Tensor] = make_gumbel,
     ) -> None:
-        """columns: noise positions that tokens may have. noise(row keys, positions, vocabulary): make_gumbel or a faster equivalent."""
+        """slots: rows of the decoder. columns: noise positions that tokens may have. noise(row keys, positions, vocabulary): make_gumbel or
+        a faster equivalent."""
 
         def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
             return torch.zeros(*shape, dtype=dtype, device=device)
@@ -69,6 +77,8 @@ class SlotState:
         self.token_ids_NT = zeros(completions + 1, columns)
         """One row more than there are completions: without kernels, finished rows write to the last row."""
         self.logprobs_NT = zeros(completions + 1, columns, dtype=torch.float32)
+        self.given_NT: Tensor | None = None
+        """Ids of replies that rows read in their slots, -1 where they sample; None: no row reads."""
         self.stop_ids = torch.tensor(sampling.stop_ids, dtype=torch.int32, device=device)
         self.rows_S = torch.arange(slots, dtype=torch.int32, device=device)
 
@@ -80,6 +90,15 @@ class SlotState:
         self.limits_N[: len(limits)] = torch.tensor(limits, dtype=torch.int32)
         self.greedy_N[: len(greedy)] = torch.tensor(greedy, dtype=torch.bool)
         self.logprobs_NT.zero_()
+        self.given_NT = None
+
+    def give(self, row: int, owner: int, token_ids: Sequence[int], limit: int) -> None:
+        """Let the row of a completion that has ended its turn read these ids, and then sample up to the noise position `limit`."""
+        if self.given_NT is None:
+            self.given_NT = torch.full_like(self.token_ids_NT, -1)
+        begin = int(self.counts_S[row])
+        self.given_NT[owner, begin : begin + len(token_ids)] = torch.tensor(token_ids, dtype=torch.int32)
+        self.limits_N[owner], self.done_S[row] = limit, 0
 
     def admit(self, rows: Tensor, owners: Tensor, positions: Tensor, counts: Tensor) -> None:
         """Start completions in these rows. Their next token has the noise of `counts` and will be fed at `positions`."""
@@ -91,10 +110,10 @@ class SlotState:
         for state in (self.tokens_S, self.positions_S, self.counts_S, self.owners_S, self.keys_S2, self.done_S):
             state[targets] = state[sources]
 
-    def retire(self, live: int) -> None:
-        """Mark the rows from `live` on as empty. If they are part of a step, they write at position 0."""
-        self.done_S[live:] = 1
-        self.positions_S[live:] = 0
+    def retire(self, rows: slice) -> None:
+        """Mark these rows as empty. If they are part of a step, they write at position 0."""
+        self.done_S[rows] = 1
+        self.positions_S[rows] = 0
 
     def sample_tokens(self, rows: slice | Tensor, logits_BV: Tensor, sampling: Sampling, advance: bool) -> None:
         """Sample and store the next token of each row that is not done. advance: these rows have just fed a token."""
@@ -114,6 +133,11 @@ class SlotState:
         noise_BV = None if sampling.greedy else self.make_noise(self.keys_S2[rows], counts_B, logits_BV.shape[-1])
         greedy_B = self.greedy_N[owners_B.long()] if sampling.with_greedy else None
         ids_B, logprobs_B = choose_tokens(logits_BV, sampling, noise_BV, greedy_B)
+        reads_B: Tensor | None = None
+        if self.given_NT is not None:
+            given_B = self.given_NT[owners_B.long(), (counts_B * (1 - done_B)).long()]
+            reads_B = given_B >= 0
+            ids_B, logprobs_B = torch.where(reads_B, given_B, ids_B), logprobs_B.masked_fill(reads_B, 0.0)
         last = self.token_ids_NT.shape[0] - 1
         live_B = 1 - done_B
         # A finished row writes to the spare row, at a column that exists.
@@ -126,6 +150,8 @@ class SlotState:
         if advance:
             self.positions_S[rows] += live_B
         stopped_B = (ids_B[:, None] == self.stop_ids).any(-1)
+        if reads_B is not None:
+            stopped_B &= ~reads_B
         over_B = stopped_B | (counts_B >= self.limits_N[owners_B.long()])
         self.done_S[rows] = done_B | over_B.int()
 
@@ -146,6 +172,8 @@ class Workspace:
     signature: tuple[Any, ...]
     width: int = 0
     """Width of the MLP's activation, which decides whether finished rows have to take part in a step (ops/products.py)."""
+    parks: bool = False
+    """Whether a row can wait in its slot for a reply. Its decoder has one row more than slots, to exchange two rows."""
 
     def can_serve(self, requested: int, length: int, completions: int, sampling: Sampling, signature: tuple[Any, ...]) -> bool:
         fits = self.requested == requested and self.length >= length and self.completions >= completions
@@ -156,9 +184,11 @@ class Workspace:
 class Work:
     """The contexts of a call, each run once, and the completions that start from each context."""
 
-    contexts: Sequence[tuple[int, ...]]
+    requests: list[Request]
+    """By number. A continued completion has the request of its last continuation."""
+    contexts: list[tuple[int, ...]]
     """A prompt, and the prefix of its completions."""
-    members: Sequence[Sequence[int]]
+    members: list[list[int]]
     """The completions of each context."""
     begun_N: np.ndarray
     """Length of each completion's prefix."""
@@ -179,7 +209,7 @@ class Work:
             members[-1].append(number)
             before = group
         begun = [len(request.prefix_ids) for request in requests]
-        return Work(contexts, members, np.array(begun), np.array([request.position for request in requests]))
+        return Work(list(requests), contexts, members, np.array(begun), np.array([one.position for one in requests]))
 
 
 @dataclass
@@ -209,26 +239,38 @@ class Decoding:
         slots: int,
         on_finish: Callable[[np.ndarray], None] | None = None,
         on_progress: Callable[[float], None] | None = None,
+        turns: Turns | None = None,
     ) -> None:
         """on_finish(completions): called when a check finds completions finished; their `lengths_N` are then known.
 
         on_progress(completions): called after each check with the completions done, open ones as the share of the limit they reached.
+        turns: answers completions that have ended a turn, and continues them.
         """
         self.on_progress = on_progress
         self.parts, self.decoder, self.state, self.steps = parts, workspace.decoder, workspace.state, workspace.steps
         self.sampling, self.slots, self.work, self.on_finish = sampling, slots, work, on_finish
-        self.width = workspace.width
+        self.width, self.turns, self.parks = workspace.width, turns, workspace.parks and turns is not None
         self.device = self.state.tokens_S.device
         # Longest first: the prompts of a prefill have similar lengths, and the slowest rows start early.
         self.queue = sorted(range(len(work.contexts)), key=lambda number: -len(work.contexts[number]))
         self.prefilled: PrefilledBatch | None = None
         self.live = 0
         completions = len(work.begun_N)
-        self.owners_S = np.zeros(slots, dtype=np.int64)
-        self.begun_S = np.zeros(slots, dtype=np.int64)
+        rows = slots + workspace.parks
+        self.owners_S = np.zeros(rows, dtype=np.int64)
+        self.begun_S = np.zeros(rows, dtype=np.int64)
         """Position of each row's first completion token: the length of its prompt."""
-        self.counts_S = np.zeros(slots, dtype=np.int64)
+        self.counts_S = np.zeros(rows, dtype=np.int64)
         """Upper bound on the tokens of each row; rows that stopped have fewer."""
+        self.full_S = np.zeros(rows, dtype=np.int64)
+        """Tokens at which each row has its maximum length."""
+        self.parked: list[int] = []
+        """Completions that wait for a reply in the last slots: the first one in the last slot."""
+        self.since_N = np.zeros(completions)
+        """When each completion ended its last turn."""
+        self.reply_s = 0.0
+        """Seconds that the latest replies took, as a moving average."""
+        self.decoded = 0
         self.row_of_N = np.full(completions, -1)
         """Current row of each completion; -1: none."""
         self.lengths_N = np.zeros(completions, dtype=np.int64)
@@ -238,20 +280,27 @@ class Decoding:
         """Decode everything; returns the length of each completion."""
         self.fill_slots(np.zeros(0, dtype=np.int64))
         before: RowStatus | None = None
-        while self.live:
+        while self.live or self.waits:
+            if self.turns is not None and not self.take_replies():
+                continue
             now = self.advance() if before is None or self.can_continue() else None
             if self.device.type != "cpu":
                 before, now = now, before
             if now is not None:
-                self.fill_slots(self.find_finished(now))
+                self.fill_slots(self.park(self.find_finished(now)))
             if self.on_progress is not None:
                 reached = self.counts_S[: self.live].sum() / self.sampling.max_completion_tokens
                 self.on_progress(float((self.lengths_N > 0).sum() + reached))
         return self.lengths_N
 
+    @property
+    def waits(self) -> bool:
+        """Whether any completion waits for a reply or, behind others that wait, for a slot."""
+        return self.turns is not None and bool(self.turns.pending or self.queue or self.prefilled)
+
     def can_continue(self) -> bool:
         """Whether any live row may still get a token."""
-        return bool(self.counts_S[: self.live].min() < self.sampling.max_completion_tokens)
+        return bool((self.counts_S < self.full_S)[: self.live].any())
 
     def advance(self) -> RowStatus:
         """Decode a few tokens for every live row (one on a CPU, where checks are free), and return the status of the rows."""
@@ -273,7 +322,7 @@ class Decoding:
 
     def count_steps_until_check(self) -> int:
         """Steps until the first row can be full, but at most a few, since a stop token may come at any time."""
-        left = self.sampling.max_completion_tokens - self.counts_S[: self.live]
+        left = (self.full_S - self.counts_S)[: self.live]
         return max(1, min(int(left[left > 0].min(initial=STEPS_BETWEEN_CHECKS)), STEPS_BETWEEN_CHECKS))
 
     def step(self, rows: int, fed_before: int = 0) -> None:
@@ -292,9 +341,12 @@ class Decoding:
         """Current rows of the completions that this status shows as finished for the first time."""
         owners, counts, done = status.read()
         over = owners[done > 0]
-        new = self.row_of_N[over] >= 0
-        over, counts = over[new], counts[done > 0][new]
-        self.lengths_N[over] = counts - self.work.first_N[over]
+        lengths = counts[done > 0] - self.work.first_N[over]
+        new = (self.row_of_N[over] >= 0) & (lengths > self.work.begun_N[over])  # a late status may be of the turn before
+        over = over[new]
+        self.decoded += int((lengths[new] - np.maximum(self.lengths_N[over], self.work.begun_N[over]) - 1).sum())
+        self.lengths_N[over] = lengths[new]
+        self.since_N[over] = time.monotonic()
         rows = self.row_of_N[over]
         self.row_of_N[over] = -1
         if self.on_finish is not None and len(over):
@@ -304,9 +356,11 @@ class Decoding:
     def fill_slots(self, finished: np.ndarray) -> None:
         """Give the slots of finished rows, and unused slots, to waiting completions; then close the gaps."""
         waiting = self.queue or self.prefilled
-        if not len(finished) and (self.live == self.slots or not waiting):
+        if waiting and self.parked:
+            self.drop_for_others(len(finished))
+        if not len(finished) and (self.live == self.top or not waiting):
             return
-        free = [*finished.tolist(), *range(self.live, self.slots)]
+        free = [*finished.tolist(), *range(self.live, self.top)]
         while free and (self.queue or self.prefilled):
             free = self.admit(free)
         self.compact(free)
@@ -328,6 +382,7 @@ class Decoding:
         self.decoder.load(rows, batch.stacked, batch_rows)
         self.state.admit(rows, owners.int(), positions, noise_positions.int())
         self.owners_S[taken], self.begun_S[taken], self.counts_S[taken] = admitted[:, 1], lengths - begun, begun + 1
+        self.full_S[taken] = begun + [count_left(self.work.requests[number], self.sampling) for number in admitted[:, 1]]
         self.row_of_N[admitted[:, 1]] = taken
         self.live = max(self.live, 1 + int(taken.max()))
 
@@ -360,14 +415,110 @@ class Decoding:
         sources = [row for row in range(live, self.live) if row not in gaps]
         self.live = live
         if sources:
-            for host_S in (self.owners_S, self.begun_S, self.counts_S):
-                host_S[targets] = host_S[sources]
+            self.move(sources, targets)
             self.row_of_N[self.owners_S[targets]] = targets
-            reached = int((self.begun_S[targets] + self.counts_S[targets]).max())
-            source_rows, target_rows = self.send_to_device(np.array([sources, targets]))
-            self.state.move(source_rows, target_rows)
-            self.decoder.move(source_rows, target_rows, reached)
-        self.state.retire(live)
+        self.state.retire(slice(live, self.top))
+
+    def move(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy rows to other rows; no row is both."""
+        places, new = list(sources), list(targets)
+        for host_S in (self.owners_S, self.begun_S, self.counts_S, self.full_S):
+            host_S[new] = host_S[places]
+        reached = int((self.begun_S[new] + self.counts_S[new]).max())
+        source_rows, target_rows = self.send_to_device(np.array([places, new]))
+        self.state.move(source_rows, target_rows)
+        self.decoder.move(source_rows, target_rows, reached)
+
+    # -- turns -----------------------------------------------------------------------------------------------------------
+
+    @property
+    def top(self) -> int:
+        """The first slot of parked rows; live rows are below it."""
+        return self.slots - len(self.parked)
+
+    def drop_for_others(self, finished: int) -> None:
+        """Take the slots of parked completions, those that wait longest first, for completions without a slot. finished: slots that are free."""
+        wanted = sum(len(self.work.members[place]) for place in self.queue)
+        wanted += (len(self.prefilled.waiting) if self.prefilled else 0) - finished - (self.top - self.live)
+        now = time.monotonic()
+        for number in sorted(self.parked, key=self.since_N.__getitem__)[: max(0, wanted)]:
+            if self.reply_s > HOLD_S or now - self.since_N[number] > HOLD_S:
+                self.drop(number)
+
+    def park(self, finished: np.ndarray) -> np.ndarray:
+        """Let rows that ended a turn wait in their slots, unless others need these more; returns the rows that are free."""
+        if not self.parks or ((self.queue or self.prefilled) and self.reply_s > HOLD_S):
+            return finished
+        # From the last row on: the rows before it keep their places.
+        for row in sorted(finished.tolist(), reverse=True):
+            number, last = int(self.owners_S[row]), self.live - 1
+            if self.top - 1 > last:
+                self.move([row], [self.top - 1])
+                if row != last:
+                    self.move([last], [row])
+            else:
+                self.exchange(row, last)
+            if row != last:
+                self.row_of_N[self.owners_S[row]] = row
+            self.live -= 1
+            self.parked.append(number)
+            self.since_N[number] = time.monotonic()
+        self.state.retire(slice(self.live, self.top))
+        return finished[:0]
+
+    def exchange(self, one: int, other: int) -> None:
+        """Exchange two rows, through the row beyond the slots."""
+        if one != other:
+            for source, target in ((one, self.slots), (other, one), (self.slots, other)):
+                self.move([source], [target])
+
+    def drop(self, number: int) -> None:
+        """Take the slot of a parked completion: the row in the first parked slot moves into it."""
+        place, first = self.slots - 1 - self.parked.index(number), self.top
+        if place != first:
+            self.move([first], [place])
+            self.parked[self.parked.index(number)] = self.parked[-1]
+        self.parked.pop()
+        self.state.retire(slice(first, first + 1))
+
+    def resume(self, number: int, token_ids: Sequence[int], limit: int) -> None:
+        """Let a parked completion read a reply in its slot, then sample up to `limit` tokens."""
+        self.exchange(self.slots - 1 - self.parked.index(number), self.top)
+        self.parked[self.parked.index(number)] = self.parked[-1]
+        self.parked.pop()
+        row, first = self.live, self.top - 1
+        if row != first:
+            self.move([first], [row])
+            self.state.retire(slice(first, first + 1))
+        self.state.give(row, number, token_ids, int(self.work.first_N[number]) + limit)
+        self.row_of_N[number], self.full_S[row] = row, limit
+        self.live += 1
+
+    def take_replies(self) -> bool:
+        """Continue the completions whose replies have arrived; waits if there is nothing else to do. Whether any row is live."""
+        assert self.turns is not None
+        waiting = bool(self.queue or self.prefilled)
+        for number, request in self.turns.take(0.0 if self.live else HOLD_S if waiting else None):
+            parked = number in self.parked
+            self.reply_s += 0.1 * (time.monotonic() - self.since_N[number] - self.reply_s)
+            if request is None:
+                if parked:
+                    self.drop(number)
+                continue
+            before, limit = int(self.lengths_N[number]), len(request.prefix_ids) + count_left(request, self.sampling)
+            if parked and len(request.prefix_ids) - before <= READ_TOKENS:
+                self.resume(number, request.prefix_ids[before:], limit)
+                continue
+            if parked:
+                self.drop(number)
+            self.work.requests[number], self.work.begun_N[number] = request, len(request.prefix_ids)
+            self.state.limits_N[number] = int(self.work.first_N[number]) + limit
+            self.queue.append(len(self.work.contexts))
+            self.work.contexts.append(request.context_ids)
+            self.work.members.append([number])
+        self.queue.sort(key=lambda place: -len(self.work.contexts[place]))
+        self.fill_slots(np.zeros(0, dtype=np.int64))
+        return self.live > 0
 
 
 class RowStatus:

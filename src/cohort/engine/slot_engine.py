@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import psutil
 import torch
 from torch import Tensor
 
-from cohort.engine.protocol import Engine, EngineSetup, OnFinish
+from cohort.engine.protocol import Engine, EngineSetup, OnFinish, Turns
 from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
-from cohort.engine.sampling import check_finite, check_request, sampling_mode
+from cohort.engine.sampling import check_finite, check_request, describe_replies, sampling_mode
 from cohort.engine.scheduler import Decoding, SlotState, Work, Workspace
 from cohort.errors import EngineError
 from cohort.model.architecture import find_exact_length
@@ -73,6 +74,10 @@ class SlotEngine(Engine):
                 found[place] = completion
         return [completion for completion in found if completion is not None]
 
+    def generate_turns(self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, turns: Turns) -> None:
+        self.check_requests(requests, sampling)
+        self._decode(requests, sampling, noise, [sampling.max_completion_tokens] * len(requests), None, turns)
+
     def _decode(
         self,
         requests: Sequence[Request],
@@ -80,10 +85,12 @@ class SlotEngine(Engine):
         noise: NoiseKey,
         most: Sequence[int],
         on_finish: OnFinish | None,
+        turns: Turns | None = None,
     ) -> list[Completion]:
+        """The completions; with `turns`, which receives each one at the end of each of its turns, an empty list."""
         keys = [make_row_key(noise, request.draw, request.sample) for request in requests]
-        longest = max(len(request.prompt.token_ids) for request in requests) + sampling.max_completion_tokens
-        columns = max(request.position for request in requests) + sampling.max_completion_tokens
+        longest = max(len(request.prompt.token_ids) for request in requests) + sampling.longest_completion
+        columns = max(request.position for request in requests) + sampling.longest_completion
         with sampling_mode(self.model), self._prepare_modules():
             workspace = self._make_workspace(longest, len(keys), sampling, columns)
             state = workspace.state
@@ -93,18 +100,21 @@ class SlotEngine(Engine):
             finished: dict[int, Completion] = {}
 
             def report_finished(numbers: np.ndarray) -> None:
-                assert on_finish is not None
-                chosen = [requests[number] for number in numbers]
+                chosen = [decoding.work.requests[number] for number in numbers]
                 rows = torch.from_numpy(numbers).to(state.token_ids_NT.device)
                 found = self._read_completions(state, rows, chosen, decoding.lengths_N[numbers], sampling)
                 for number, completion in zip(numbers.tolist(), found, strict=True):
+                    if turns is not None:
+                        turns.end_turn(number, completion)
+                        continue
                     finished[number] = completion
-                    on_finish(requests[number], completion)
+                    if on_finish is not None:
+                        on_finish(requests[number], completion)
 
-            report = report_finished if on_finish is not None else None
+            report = report_finished if on_finish is not None or turns is not None else None
             work = Work.group_requests(requests)
             decoding = Decoding(
-                self.parts, workspace, work, sampling, slots, report, self.on_progress and self._report_progress
+                self.parts, workspace, work, sampling, slots, report, self.on_progress and self._report_progress, turns
             )
             try:
                 if workspace.steps is not None:
@@ -116,16 +126,15 @@ class SlotEngine(Engine):
                 decoding.on_finish = None
                 if workspace.steps is not None:
                     workspace.steps.step = None
-            if on_finish is not None:  # each was read once, when it finished
-                completions = [finished[number] for number in range(len(requests))]
+            if report is not None:  # each was read once, when it finished
+                completions = [finished[number] for number in range(len(requests) if turns is None else 0)]
             else:
                 completions = self._read_completions(state, slice(0, len(requests)), requests, lengths_N, sampling)
         self._completed += len(requests)
-        decoded = int((lengths_N - decoding.work.begun_N - 1).sum())
         self.last = {
             "slots": float(slots),
             "decode_steps": float(decoding.num_steps),
-            "occupancy": decoded / max(1, decoding.num_steps * slots),
+            "occupancy": decoding.decoded / max(1, decoding.num_steps * slots),
             "checks": float(decoding.num_checks),
             "prefills": float(decoding.num_prefills),
             "graphs": float(len(workspace.steps.graphs)) if workspace.steps else 0.0,
@@ -169,11 +178,11 @@ class SlotEngine(Engine):
         check_request(self.model.config.get_text_config(), prompts, sampling)
         for request in requests:
             check_prefix(request)
-        longest = max((len(prompt.token_ids) for prompt in prompts), default=0) + sampling.max_completion_tokens
+        longest = max((len(prompt.token_ids) for prompt in prompts), default=0) + sampling.longest_completion
         limit = find_exact_length(self.model)
         if limit and longest > limit:
             raise EngineError(
-                f"prompt and sampling.max_completion_tokens reach {longest} tokens, but this model's rotary frequencies change beyond "
+                f"prompt and sampling.max_completion_tokens{describe_replies(sampling)} reach {longest} tokens, but this model's rotary frequencies change beyond "
                 f"{limit} tokens, so no cache is exact. Call hold_frequencies(model, longest) of cohort.model.architecture first, as "
                 "every run does."
             )
@@ -207,6 +216,7 @@ class SlotEngine(Engine):
         """The completions in these rows of the state, given their requests and full lengths."""
         check_finite(state.logprobs_NT[rows], self.version)
         token_ids_NT, logprobs_NT = state.token_ids_NT[rows].cpu().numpy(), state.logprobs_NT[rows].cpu().numpy()
+        given_NT = None if state.given_NT is None else state.given_NT[rows].cpu().numpy()
         stop_ids = set(sampling.stop_ids)
         spans = [
             slice(request.position + len(request.prefix_ids), request.position + length)
@@ -220,6 +230,8 @@ class SlotEngine(Engine):
         for row, (request, ids, text) in enumerate(zip(requests, ids_N, texts_N, strict=True)):
             end: End = "stop" if ids[-1] in stop_ids else "length"
             more = Completion(tuple(ids), tuple(logprobs_NT[row, spans[row]].tolist()), end, text)
+            if given_NT is not None and (given_NT[row, spans[row]] >= 0).any():
+                more = replace(more, sampled_mask=tuple((given_NT[row, spans[row]] < 0).tolist()))
             completions.append(join_prefix(request, more, self.version))
         return completions
 

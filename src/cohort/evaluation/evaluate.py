@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from cohort.base.keyed import keyed_hash
 from cohort.base.text import write_count
 from cohort.base.world import ALONE, World
-from cohort.data.prompts import make_content_key
+from cohort.data.prompts import make_prompt_key
 from cohort.engine import regroup
 from cohort.evaluation.estimators import Estimate, PairedDifference, estimate, maj_at_k, mean_at_k, paired_test, pass_at_k
 from cohort.types import Completion, NoiseKey, Outcome, Prompt, Request, Sampling
@@ -103,7 +103,7 @@ def pool(keys: Sequence[str], values: Sequence[Value]) -> dict[str, list[Value]]
 def make_problem_key(prompt: Prompt) -> str:
     """16 hex digits that identify a problem by question and reference answer, in any run, row or chat template."""
     answer = prompt.reference_answer
-    return f"{keyed_hash('problem', make_content_key(prompt.content), '' if answer is None else answer):016x}"
+    return f"{keyed_hash('problem', make_prompt_key(prompt), '' if answer is None else answer):016x}"
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -264,7 +264,7 @@ def key_draws(problems: Sequence[Prompt]) -> Iterator[int]:
     """The draw of each problem, which keys its noise: by its content and its number among the copies in the set."""
     copies: Counter[str] = Counter()
     for problem in problems:
-        content = make_content_key(problem.content)
+        content = make_prompt_key(problem)
         yield keyed_hash("draw", content, copies[content])
         copies[content] += 1
 

@@ -38,6 +38,7 @@ PREFERRED = {
     "revision": "model.revision",
     "trust_remote_code": "model.trust_remote_code",
     "teacher": "teacher.source",
+    "environment": "environment.source",
     "name": "name",
 }
 """Keys without a section that several sections share, and the one that is meant."""

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 OVERLONG_PART = "overlong"
 """The part of the reward that algorithm.overlong_share adds."""
+ENVIRONMENT_REWARD = "environment"
+"""The reward function that returns what `get_reward` of the environment returned."""
 SIZES: tuple[tuple[tuple[str, ...], int, str, int], ...] = (
     (("train.prompts_per_step", "train.group_size"), 2**20, "completions in a step", 2000),
     (("reward_model.prompts", "train.group_size"), 2**20, "completions to fit the reward model on", 2000),
@@ -109,6 +111,19 @@ def find_unclear_rewards(r: Recipe) -> str:
 def find_ahead(r: Recipe) -> str:
     """The key that makes sampling run ahead of training; "" if none does."""
     return "ahead.lag" if r.ahead.lag else "ahead.in_flight" if r.ahead.in_flight else ""
+
+
+def find_idle_environment_key(r: Recipe) -> str:
+    """A key of [environment] that is set without an environment; "" if none is."""
+    fields = type(r.environment).model_fields
+    changed = (
+        key for key, field in fields.items() if getattr(r.environment, key) != field.get_default(call_default_factory=True)
+    )
+    return "" if r.environment.in_use else next(changed, "")
+
+
+def names_environment_reward(r: Recipe) -> bool:
+    return any(part.function == ENVIRONMENT_REWARD for part in r.list_rewards().values())
 
 
 RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
@@ -245,6 +260,52 @@ RULES: tuple[tuple[Callable[[Recipe], Any], str], ...] = (
         "sampling.cuda_graphs: it has no effect on servers. Leave it out, and start them with `cohort serve RECIPE -- --enforce-eager`.",
     ),
     (
+        lambda r: r.environment.source and r.environment.sources,
+        "environment.sources: several environments replace environment.source. Leave one of them out.",
+    ),
+    (
+        find_idle_environment_key,
+        "environment.{found}: there is no environment. Set environment.source or environment.tools, or leave {found} out.",
+    ),
+    (
+        lambda r: r.environment.args and not r.environment.source,
+        "environment.args: these are arguments of the class that environment.source names. Leave them out.",
+    ),
+    (
+        lambda r: r.prompts.source == "environment" and not r.environment.source,
+        'prompts.source: "environment" takes the prompts from environment.source, which is empty. Name a class, or other prompts.',
+    ),
+    (
+        lambda r: not (r.environment.source or r.environment.sources) and names_environment_reward(r),
+        'rewards: "environment" is the reward of an environment, and there is none. Set environment.source.',
+    ),
+    (
+        lambda r: r.environment.in_use and r.algorithm.data != "policy",
+        "environment: algorithm.data {r.algorithm.data!r} is not sampled from the policy, so no episode is played. Use data = 'policy'.",
+    ),
+    (
+        lambda r: r.environment.in_use and "steps_N" in r.algorithm.chosen.advantage.reads,
+        "algorithm.advantage: {r.algorithm.advantage!r} is wrong where the policy decides how many steps there are: it rewards taking more of "
+        "them. Use 'turns' for rewards of turns, or an advantage of whole episodes such as 'group_normalized'.",
+    ),
+    (
+        lambda r: "turns_N" in r.algorithm.chosen.advantage.reads and not (r.environment.source or r.environment.sources),
+        "algorithm.advantage: {r.algorithm.advantage!r} credits the turns of an environment, and there is none. Set environment.source, or use "
+        "'group_normalized'.",
+    ),
+    (
+        lambda r: r.environment.in_use and r.ahead.in_flight,
+        "ahead.in_flight: an episode in an environment cannot change its policy half-way. Use ahead.lag.",
+    ),
+    (
+        lambda r: r.environment.in_use and r.reward_model.iterations,
+        "reward_model.iterations: a reward model scores single completions, not episodes. Set iterations = 0.",
+    ),
+    (
+        lambda r: next((n for n, one in r.evaluation.sets.items() if r.environment.in_use and one.template_args), ""),
+        "evaluation.sets.{found}.template_args: with an environment all chats have the arguments of prompts.template_args. Leave it out.",
+    ),
+    (
         lambda r: next((section for section, (trusted, source) in list_trust(r).items() if trusted and not source), ""),
         "{found}.trust_remote_code: {found}.source names no model. Leave it out.",
     ),
@@ -320,7 +381,7 @@ def count_longest_rollout(recipe: Recipe) -> int:
     """The largest number of tokens of a prompt with its completion, in training and in evaluation."""
     prompts = [recipe.prompts, *recipe.evaluation.sets.values()]
     completion = max(recipe.sampling.max_completion_tokens, recipe.evaluation.max_completion_tokens)
-    return max(config.max_prompt_tokens for config in prompts) + completion
+    return max(config.max_prompt_tokens for config in prompts) + completion + recipe.environment.max_reply_tokens
 
 
 def is_pretrained(recipe: Recipe) -> bool:

@@ -7,12 +7,13 @@ so "off" is always a value (0, "" or false) that the description names.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.rules import find_refusal
+from cohort.recipe.rules import ENVIRONMENT_REWARD, find_refusal
 from cohort.recipe.sections import (
     AheadConfig,
     MonitorsConfig,
@@ -100,7 +101,8 @@ class PromptsConfig(Section):
     source: str = Field(
         "task:column_addition",
         description='A .jsonl, .json, .parquet or .csv file, a saved datasets folder, a hub dataset id, "task:NAME" (built in), '
-        '"gym:NAME" (reasoning-gym), or "package.module:function" that returns rows.',
+        '"gym:NAME" (reasoning-gym), "package.module:function" that returns rows, or "environment": what its reset returns, for the seeds '
+        "0 to limit - 1 (1,024 without a limit).",
     )
     split: str = Field("train", description="Split of a hub dataset or task; passed to functions with a parameter `split`.")
     shape: Literal["", "gsm8k", "math", "humaneval", "mbpp"] = Field(
@@ -162,6 +164,46 @@ class EvaluationSetConfig(PromptsConfig):
     rewards: list[RewardConfig] = Field(
         default_factory=list, description="Rewards of this set, as in [[rewards]]; empty: the rewards of training."
     )
+
+
+class EnvironmentConfig(Section):
+    """Several turns: the policy acts, an environment or tools reply. See docs/how-to/environments.md."""
+
+    source: str = Field(
+        "",
+        description='The environment, "package.module:Class": reset(**row) starts an episode, public typed methods are tools, get_reward() '
+        "scores it; or step(self, text) takes whole turns.",
+    )
+    sources: dict[str, str] = Field(
+        default_factory=dict, description="Several environments by name; the column `environment` of a row chooses one."
+    )
+    args: dict[str, Any] = Field(default_factory=dict, description="Arguments of the environment's constructor.")
+    tools: list[str] = Field(
+        default_factory=list, description='Tools without state: functions "package.module:function", typed, with a docstring.'
+    )
+    max_turns: int = Field(8, ge=1, le=10_000, description="Turns of the policy in an episode.")
+    max_observation_tokens: int = Field(
+        256, ge=1, description="Longer replies are cut, with what the chat template adds to them."
+    )
+    format: Literal["auto", "hermes", "llama", "plain"] = Field(
+        "auto",
+        description="How the policy writes calls. auto: as the chat template does (hermes: Hermes and Qwen JSON; llama), in text prompts plain. "
+        "plain: @name(arguments) as the last line.",
+    )
+    workers: int = Field(
+        4, ge=1, le=256, description="Processes that run environments; sync methods run one at a time in each."
+    )
+    step_timeout_s: float = Field(10.0, gt=0, le=1e6, description="A reply that takes longer leaves the episode unscored.")
+    episode_timeout_s: float = Field(60.0, gt=0, le=1e6, description="The same, for all replies of an episode together.")
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.source or self.sources or self.tools)
+
+    @property
+    def max_reply_tokens(self) -> int:
+        """Tokens that the environment may add to a completion."""
+        return (self.max_turns - 1) * self.max_observation_tokens if self.in_use else 0
 
 
 class CriticConfig(Section):
@@ -342,6 +384,7 @@ class Recipe(Section):
     rewards: list[RewardConfig] = Field(default_factory=lambda: [RewardConfig(function="math_answer")], min_length=1)
     algorithm: AlgorithmConfig = AlgorithmConfig()
     sampling: SamplingConfig = SamplingConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
     train: TrainConfig = TrainConfig()
     ahead: AheadConfig = AheadConfig()
     critic: CriticConfig = CriticConfig()
@@ -368,6 +411,23 @@ class Recipe(Section):
         if version != VERSION:
             raise ValueError(f"this cohort reads only recipes of version {VERSION}; use the cohort that wrote the recipe.")
         return version
+
+    @model_validator(mode="before")
+    @classmethod
+    def add_environment_reward(cls, given: Any) -> Any:
+        """Without other rewards, the environment scores its episodes. Its part has the name of the class."""
+        environment = given.get("environment") if isinstance(given, Mapping) else None
+        if not isinstance(environment, Mapping) or not (environment.get("source") or environment.get("sources")):
+            return given
+        rewards = given.get("rewards", [{"function": ENVIRONMENT_REWARD}])
+        if not isinstance(rewards, list):
+            return given
+        name = str(environment.get("source") or ENVIRONMENT_REWARD).rpartition(":")[2]
+        named = [
+            {"name": name, **one} if isinstance(one, Mapping) and one.get("function") == ENVIRONMENT_REWARD else one
+            for one in rewards
+        ]
+        return {**given, "rewards": named}
 
     @model_validator(mode="after")
     def refuse_what_cannot_learn(self) -> Recipe:

@@ -43,6 +43,8 @@ _CALLED = {
     "optimizer.state_bits": "optim",
     "sampling.servers": "use_vllm vllm_server_base_url",
     "vllm.wait_s": "vllm_server_timeout",
+    "environment.source": "environment_factory",
+    "environment.max_turns": "max_tool_calling_iterations",
     "sampling.max_completion_tokens": "max_completion_length",
     "prompts.source": "dataset_name train_dataset",
     "prompts.split": "dataset_train_split",
@@ -83,6 +85,7 @@ COUNTING = {
     "gradient_accumulation_steps": "micro_batch_tokens counts tokens and changes only the memory, never the gradient; a step trains on "
     "prompts_per_step x group_size completions",
     "max_steps": _STEPS,
+    "max_tool_calling_iterations": "TRL counts replies, here the policy's turns are counted: max_turns = max_tool_calling_iterations + 1",
     "num_train_epochs": _STEPS,
     "steps_per_generation": "minibatches_per_step = steps_per_generation / gradient_accumulation_steps",
     "warmup_steps": "update k of a warm-up over W has rate k / W here and (k - 1) / W in transformers, whose first update changes nothing; "
@@ -220,6 +223,8 @@ def convert_trackers(value: Any, given: Given) -> dict[str, Any] | None:
 
 
 CONVERSIONS: dict[str, Callable[[Any, Given], Any]] = {
+    "max_tool_calling_iterations": lambda v, g: v + 1 if isinstance(v, int) else None,
+    "environment_factory": lambda v, g: v if isinstance(v, str) else None,
     "per_device_train_batch_size": lambda v, g: count_prompts(
         v * find_number(g, "steps_per_generation", "gradient_accumulation_steps"), g
     ),

@@ -21,7 +21,8 @@ from cohort_verify.text import INFRASTRUCTURE, LIMIT_KINDS, shorten, show_value
 
 CALLBACKS = ("trainer_state", "log_extra", "log_metric", "log_verdict")
 
-OFFERED = ("prompts", "completions", "completion_ids", *CALLBACKS)
+ENVIRONMENTS = "environments"
+OFFERED = ("prompts", "completions", "completion_ids", ENVIRONMENTS, *CALLBACKS)
 """Arguments that every reward function can take besides the columns of the rows: TRL's names, and log_verdict."""
 
 Steps = tuple[tuple[int, float], ...]
@@ -312,6 +313,30 @@ class RewardCall:
         return replace(self, arguments=own)
 
 
+class EnvironmentView:
+    """An environment after its episode: its plain attributes, read-only. The instance itself may be in another process."""
+
+    def __init__(self, attributes: Mapping[str, Any]) -> None:
+        self.__dict__.update(attributes)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise AttributeError(f"{name}: an environment is read-only in a reward function")
+
+    def __getattr__(self, name: str) -> Any:
+        known = ", ".join(one for one in vars(self) if not one.startswith("_"))
+        raise AttributeError(
+            f"{name}: reward functions see the plain public attributes of an environment ({known or 'it has none'})"
+        )
+
+
+EPISODE_REWARD = "_reward"
+
+
+def environment(environments: Sequence[EnvironmentView]) -> list[float | None]:
+    """What `get_reward` of each environment returned; None for a class without it."""
+    return [getattr(one, EPISODE_REWARD) for one in environments]
+
+
 class CallLog:
     """Collects the values that a function logs with log_extra, log_metric and log_verdict.
 
@@ -383,7 +408,10 @@ def call_reward(
     expected = f"for {write_count(len(lengths), 'completion')}; {EXPECTED}"
     given = {"trainer_state": call.state} | {name: getattr(log, name) for name in CALLBACKS[1:]}
     try:
-        result = function(**call.arguments, **{name: given[name] for name in call.names if name in given})
+        arguments = dict(call.arguments)
+        if ENVIRONMENTS in arguments:
+            arguments[ENVIRONMENTS] = [EnvironmentView(one) for one in arguments[ENVIRONMENTS]]
+        result = function(**arguments, **{name: given[name] for name in call.names if name in given})
         if inspect.isawaitable(result):
             result = await_result(result)
         if not has_entries(result):

@@ -12,9 +12,12 @@ from typing import Any, Protocol
 from cohort.base.importing import NotImportable, is_own, load_function
 from cohort.base.trees import copy_value
 from cohort.errors import CohortError, RewardError
+from cohort.recipe.rules import ENVIRONMENT_REWARD
 from cohort.recipe.sections import suggest_nearest
 from cohort.rewards import BUILT_IN, built_in
 from cohort.rewards.call import (
+    ENVIRONMENTS,
+    EPISODE_REWARD,
     OFFERED,
     Answered,
     Failed,
@@ -22,12 +25,13 @@ from cohort.rewards.call import (
     RewardEntry,
     Signature,
     TrainerState,
+    environment,
     pick_accepted,
     read_parameters,
 )
 from cohort.rewards.pool import MEMORY_MB
 from cohort.types import Completion, Outcome, Prompt
-from cohort_verify.text import LIMIT_KINDS
+from cohort_verify.text import INFRASTRUCTURE, LIMIT_KINDS
 
 RESERVED = {*OFFERED, "prompt", "completion"}
 """Column names that are not passed as columns; as in TRL."""
@@ -143,11 +147,20 @@ class ScoringBatch:
         values: dict[str, list[Any]] = {
             "prompts": [prompt.content for prompt in prompts],
             "completions": [
-                [{"role": "assistant", "content": text}] if prompt.is_chat else text
-                for prompt, text in zip(prompts, texts, strict=True)
+                text
+                if not prompt.is_chat
+                else [dict(message) for message in one.episode.messages]
+                if one.episode
+                else [{"role": "assistant", "content": text}]
+                for prompt, one, text in zip(prompts, completions, texts, strict=True)
             ],
             "completion_ids": [list(completion.token_ids) for completion in completions],
         }
+        if any(completion.episode for completion in completions):
+            values[ENVIRONMENTS] = [
+                {**one.episode.attributes, EPISODE_REWARD: one.episode.reward} if one.episode else {EPISODE_REWARD: None}
+                for one in completions
+            ]
         values |= {name: [prompt.columns.get(name) for prompt in prompts] for name in names}
         return cls(texts, values, names, state)
 
@@ -192,6 +205,15 @@ class Verdicts:
             stopped_early=any(share.stopped_early for share in shares),
         )
 
+    def lose_faulty(self, completions: Sequence[Completion]) -> None:
+        """Remove the scores of episodes that ended with a fault of their environment."""
+        for row, completion in enumerate(completions):
+            if completion.episode and completion.episode.fault:
+                detail = (
+                    f"environment {completion.episode.environment} ({completion.episode.fault}): {completion.episode.detail}"
+                )
+                self.entries[row] = RewardEntry(fault=INFRASTRUCTURE, detail=detail)
+
     def add(self, rows: Sequence[int], reply: Answered | Failed) -> None:
         """Add the final reply to a call for these rows."""
         if isinstance(reply, Failed):
@@ -224,6 +246,8 @@ def bind_function(part: RewardPart, place: str) -> Bound:
     function = part.function
     if callable(function):
         return Bound(part, place, find_spec(function), function)
+    if function == ENVIRONMENT_REWARD:
+        return Bound(part, place, None, environment)
     if function in BUILT_IN or ":" not in function:
         try:
             found = built_in(function)

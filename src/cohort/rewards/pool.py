@@ -77,7 +77,7 @@ class Worker:
         assert self._process.stderr is not None
         self._prints = (terminal or Terminal()).follow(os.dup(self._process.stderr.fileno()))
         self._process.stderr.close()
-        self._channel = Channel(self._process.stdin.fileno(), self._process.stdout.fileno())
+        self.channel = Channel(self._process.stdin.fileno(), self._process.stdout.fileno())
         self._loaded: dict[str, dict[str, Any]] = {}
         self._ready = False
         self._memory_mb = float("inf")
@@ -115,12 +115,12 @@ class Worker:
         """Send one request, return its reply. Raises ProcessEnded, of kind "timeout", "memory" or "crash"."""
         deadline = time.monotonic() + limit_s
         try:
-            self._channel.send(json.dumps(message).encode())
-            while not self._channel.has_reply:
-                if self._channel.reply_size > MAX_REPLY_BYTES:
-                    raise ProcessEnded("crash", f"the worker announced a reply of {self._channel.reply_size} bytes")
+            self.channel.send(json.dumps(message).encode())
+            while not self.channel.has_reply:
+                if self.channel.reply_size > MAX_REPLY_BYTES:
+                    raise ProcessEnded("crash", f"the worker announced a reply of {self.channel.reply_size} bytes")
                 self._transfer(deadline, limit_s)
-            return json.loads(self._channel.take_reply())
+            return json.loads(self.channel.take_reply())
         except (ValueError, RecursionError) as problem:
             self.kill()
             raise ProcessEnded("crash", "the worker's reply is not JSON") from problem
@@ -143,7 +143,7 @@ class Worker:
 
     def _transfer(self, deadline: float, limit_s: float) -> None:
         """Write or read as soon as the pipes are ready; check the worker's limits if they are not."""
-        channel, poll = self._channel, select.poll()
+        channel, poll = self.channel, select.poll()
         poll.register(channel.replies, select.POLLIN)
         if channel.is_sending:
             poll.register(channel.requests, select.POLLOUT)
@@ -154,7 +154,7 @@ class Worker:
         else:
             open_still = channel.write_some() if events else not ended
         if not open_still:
-            raise ProcessEnded("crash", self._describe_end())
+            raise ProcessEnded("crash", self.describe_end())
         if not events and memory_below(self.pid) > self._memory_mb:
             raise ProcessEnded("memory", f"more than memory_mb = {self._memory_mb:g} MB in use")
         if not events and left <= 0:
@@ -166,7 +166,7 @@ class Worker:
             return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         return None
 
-    def _describe_end(self) -> str:
+    def describe_end(self) -> str:
         for _ in range(300):  # the pipe closes before the process can be waited for; on a busy machine that takes longer
             if (end := self._find_end()) is not None:
                 if end.si_code == os.CLD_EXITED:

@@ -294,6 +294,8 @@ class RewardRunner:
         with self._one_by_one:  # scoring of the next step and an evaluation take turns
             shares = world.compute(lambda: [self._score_share(batch, early)])
         verdicts = [Verdicts.join(of_part) for of_part in zip(*(share.verdicts for share in shares), strict=True)]
+        for verdict in verdicts:
+            verdict.lose_faulty(completions)
         by_row = zip(*(verdict.entries for verdict in verdicts), strict=True)
         answers = [answer for share in shares for answer in share.answers]
         outcomes = sum_parts(self._bound, self._outcome, by_row, completions, answers)

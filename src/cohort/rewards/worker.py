@@ -36,6 +36,9 @@ def main() -> None:
     faulthandler.enable()
     handler = RequestHandler()
     while (message := read_message(requests)) is not None:
+        if message["op"] == "serve":  # the function exchanges messages of its own until the pipe is closed
+            load_function(message["spec"])(requests, replies)
+            return
         reply = handler.handle(message)
         with contextlib.suppress(Exception):  # the function may have closed or replaced it
             sys.stdout.flush()

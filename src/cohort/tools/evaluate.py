@@ -320,7 +320,7 @@ def evaluate_target(console: Any, target: Target, problems: Problems, data: Data
     total = sum(map(len, sets.values())) * (drawn.completions + recipe.evaluation.greedy)
     progress = ConsoleMonitor(".", {}, console=console)
     with follow_products(target.folder, policy, build.compute_dtype(target.recipe)), closing(progress):
-        engine, _ = build.make_engine(recipe, policy, report=functools.partial(say, console))
+        engine, _ = build.make_engine(recipe, policy, report=functools.partial(say, console), environments=data.environments)
         engine.sync(policy.read_weights(), 0)
         progress.on_stage("evaluation", total=total)
         evaluation = evaluate(

@@ -28,6 +28,8 @@ from cohort.data.prompts import (
 from cohort.data.rows import Row, load_rows
 from cohort.engine import EngineSetup, build_engine, stop_ids
 from cohort.engine.protocol import Engine, RemoteSetup
+from cohort.environments.engine import EpisodeEngine
+from cohort.environments.registry import Environments
 from cohort.errors import EngineError, ModelError, PromptError, RankError
 from cohort.model import lora
 from cohort.model.architecture import count_positions
@@ -43,6 +45,10 @@ from cohort.recipe.values import PYTHON_ROWS, Materials
 from cohort.types import Prompt, Sampling
 
 HELD_OUT = "held_out"
+OWN_PROMPTS = "environment"
+"""prompts.source of an environment that owns its data."""
+OWN_PROMPTS_LIMIT = 1024
+"""Its prompts without prompts.limit."""
 Report = Callable[[str], None]
 """Prints a message."""
 
@@ -56,6 +62,7 @@ class Data:
     demonstrations: tuple[PromptsConfig, list[Row]] | None
     notes: tuple[str, ...] = ()
     """Console messages."""
+    environments: Environments | None = None
 
 
 def load_data(recipe: Recipe, materials: Materials) -> Data:
@@ -63,10 +70,19 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     evaluation = recipe.evaluation
     seed = recipe.seed if evaluation.problems_seed < 0 else evaluation.problems_seed
 
+    environments = Environments(recipe.environment, materials.functions) if recipe.environment.in_use else None
+    identify = environments.identify if environments else lambda row: ""
+    if environments:
+        environments.check_rewards(recipe.rewards)
+
     def load(config: PromptsConfig, given: Any, section: str, seed: int) -> list[Row]:
+        if environments and config.source == OWN_PROMPTS:
+            return environments.make_rows(config, config.limit or OWN_PROMPTS_LIMIT)
         if config.source == PYTHON_ROWS and isinstance(given, list):  # already loaded and checked
-            return list(given)
-        return load_rows(config, seed, given, section)
+            rows = list(given)
+        else:
+            rows = load_rows(config, seed, given, section)
+        return environments.add_observations(environments.add_seeds(rows), config) if environments else rows
 
     rows = load(recipe.prompts, materials.rows, "prompts", recipe.seed)
     sets: dict[str, tuple[PromptsConfig, list[Row]]] = {}
@@ -75,16 +91,14 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     notes: tuple[str, ...] = ()
     if not sets and evaluation.samples and evaluation.held_out:
         split = seed, recipe.prompts.prompt_column, recipe.prompts.template
-        rows, held_out = split_held_out(rows, evaluation.held_out, *split, least=evaluation.held_out_least)
-        notes = (f"{HELD_OUT}: {describe_split(rows, held_out, evaluation.held_out, *split)}",)
+        rows, held_out = split_held_out(rows, evaluation.held_out, *split, least=evaluation.held_out_least, identify=identify)
+        notes = (f"{HELD_OUT}: {describe_split(rows, held_out, evaluation.held_out, *split, identify)}",)
         sets = {HELD_OUT: (recipe.prompts, held_out)}
     source = recipe.cold_start.source
     demonstrations: tuple[PromptsConfig, list[Row]] | None = None
     if recipe.cold_start.num_steps or recipe.algorithm.data == "demonstrations":
-        demonstrations = (
-            (source, load_rows(source, recipe.seed, section="cold_start.source")) if source else (recipe.prompts, rows)
-        )
-    return Data(rows, sets if evaluation.samples else {}, demonstrations, notes)
+        demonstrations = (source, load(source, None, "cold_start.source", recipe.seed)) if source else (recipe.prompts, rows)
+    return Data(rows, sets if evaluation.samples else {}, demonstrations, notes, environments)
 
 
 def collect_alphabet(data: Data, recipe: Recipe) -> list[str]:
@@ -250,15 +264,31 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     """Tokenised prompts. An evaluation prompt that also occurs in training or in the demonstrations is an error."""
     reports: dict[str, PromptReport] = {}
     codecs: dict[str, ChatCodec] = {}
+    environments = data.environments
 
     def encode(name: str, rows: list[Row], config: PromptsConfig) -> list[Prompt]:
         own = "cold_start.source" if name == "demonstrations" else f"evaluation.sets.{name}"
         section = "prompts" if not config.template_args or config == recipe.prompts else own
         template_args = config.template_args or recipe.prompts.template_args
         codec = codecs[name] = policy.codec.use_template_args(template_args, f"{section}.template_args")
-        prompts, reports[name] = make_prompts(
-            rows, config, codec.encode, policy.tokenizer.unk_token_id, choose_answer_column(recipe, config)
-        )
+        column, unknown = choose_answer_column(recipe, config), policy.tokenizer.unk_token_id
+        own_codecs: dict[str, ChatCodec] = {}
+
+        def encode_chat(messages: Any, row: Any) -> tuple[int, ...]:
+            assert environments is not None
+            name = environments.find_name(row)
+            if name not in own_codecs:
+                own_codecs[name] = environments.use_tools(codec, name)
+            return own_codecs[name].encode(messages)
+
+        if environments is None:
+            prompts, reports[name] = make_prompts(rows, config, codec.encode, unknown, column)
+        else:
+            prompts, reports[name] = make_prompts(
+                rows, config, codec.encode, unknown, column, environments.identify, encode_chat
+            )
+            for is_chat in {prompt.is_chat for prompt in prompts}:
+                environments.prepare(codec, is_chat)
         idle = [key for key in ("template_args", "chat_template") if getattr(config, key)]
         if idle and not any(prompt.is_chat for prompt in prompts):
             raise PromptError(
@@ -281,7 +311,9 @@ def encode_data(recipe: Recipe, data: Data, policy: Policy, sampling: Sampling) 
     if data.demonstrations:
         config, rows = data.demonstrations
         prompts, column = encode("demonstrations", rows, config), recipe.cold_start.completion_column
-        demonstrations = make_demonstrations(prompts, codecs["demonstrations"], column, find_end_id(policy, sampling))
+        replies = environments.dialogues if environments else {}
+        end = find_end_id(policy, sampling)
+        demonstrations = make_demonstrations(prompts, codecs["demonstrations"], column, end, replies)
     pairs: list[WrittenRow] = []
     if recipe.algorithm.data == "pairs":
         pairs = make_pairs(train, codecs["prompts"], find_end_id(policy, sampling))
@@ -328,13 +360,14 @@ def make_training_sampling(recipe: Recipe, policy: Policy) -> Sampling:
         temperature=find_training_temperature(recipe),
         max_completion_tokens=recipe.sampling.max_completion_tokens,
         stop_ids=stop_ids(policy.model, policy.tokenizer, recipe.sampling.stop),
+        max_reply_tokens=recipe.environment.max_reply_tokens,
     )
 
 
 def find_longest_sequence(recipe: Recipe, encoded: EncodedData, sampling: Sampling) -> int:
     """The largest number of tokens of prompt and completion, in training and evaluation."""
-    evaluated = recipe.evaluation.max_completion_tokens or sampling.max_completion_tokens
-    lengths = [len(prompt.token_ids) + sampling.max_completion_tokens for prompt in encoded.train]
+    evaluated = (recipe.evaluation.max_completion_tokens or sampling.max_completion_tokens) + sampling.max_reply_tokens
+    lengths = [len(prompt.token_ids) + sampling.longest_completion for prompt in encoded.train]
     lengths += [len(prompt.token_ids) + evaluated for prompts in encoded.sets.values() for prompt in prompts]
     lengths += [row.longest for row in (*encoded.demonstrations, *encoded.pairs)]
     return max(lengths, default=0)
@@ -352,11 +385,16 @@ def settle_products(recipe: Recipe, policy: Policy, begun: str, folder: RunFolde
 
 
 def make_engine(
-    recipe: Recipe, policy: Policy, folder: Path | None = None, report: Report = lambda message: None, concurrent: bool = False
+    recipe: Recipe,
+    policy: Policy,
+    folder: Path | None = None,
+    report: Report = lambda message: None,
+    concurrent: bool = False,
+    environments: Environments | None = None,
 ) -> tuple[Engine, str]:
     """The engine of the recipe, and a console message about it. folder: of the run; report: prints later messages.
 
-    concurrent: whether another thread uses the device while the engine samples.
+    concurrent: whether another thread uses the device while the engine samples. environments: in which the policy acts.
     """
     policy.gather_weights()
     sampling, codec, kernels, remote = recipe.sampling, policy.codec, recipe.model.kernels, None
@@ -373,7 +411,15 @@ def make_engine(
             f'model.kernels = "fused" is not possible: on a CPU fused kernels only sample, and this run uses {description.rstrip(".")}. '
             'Use kernels = "auto" or "modules".'
         )
-    return engine, description
+    if environments is None:
+        return engine, description
+    environments.report = report
+    return wrap_engine(recipe, policy, engine, environments), f"{description}; {environments.describe_all()}"
+
+
+def wrap_engine(recipe: Recipe, policy: Policy, engine: Engine, environments: Environments) -> EpisodeEngine:
+    """The engine of the episodes in these environments."""
+    return EpisodeEngine(engine, environments, policy.codec, scores_turns="turns_N" in recipe.algorithm.chosen.advantage.reads)
 
 
 def refuse_ahead(recipe: Recipe, engine: Engine, alone: bool) -> None:
@@ -392,5 +438,5 @@ def refuse_ahead(recipe: Recipe, engine: Engine, alone: bool) -> None:
 
 def choose_slots(recipe: Recipe, engine: Engine, prompts: Sequence[Prompt], sampling: Sampling) -> int:
     """Number of completions decoded in parallel: from the recipe, or from the memory free at the start of the run."""
-    longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.max_completion_tokens
+    longest = max(len(prompt.token_ids) for prompt in prompts) + sampling.longest_completion
     return recipe.sampling.slots or engine.choose_slots(longest)

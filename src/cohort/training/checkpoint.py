@@ -37,7 +37,7 @@ from cohort.errors import CheckpointError
 MANIFEST = "manifest.json"
 NEEDED = ("weights", "optimizer")
 """Tensors without which a run cannot resume."""
-FORMAT = 2
+FORMAT = 3
 OF_A_RANK = re.compile(r"(.+)\.(\d+)-of-(\d+)")
 
 

@@ -52,7 +52,9 @@ def supervised_update(run: Run, state: TrainState, demonstrations: Sequence[Writ
     for demonstration in demonstrations:
         [ids] = demonstration.completions
         vectors: dict[str, Any] = {
-            "loss_mask_T": torch.ones(len(ids), dtype=torch.bool),
+            "loss_mask_T": torch.tensor(*demonstration.masks)
+            if demonstration.masks
+            else torch.ones(len(ids), dtype=torch.bool),
             "advantages_T": torch.ones(len(ids)),
             "sampling_logprobs_T": torch.zeros(len(ids)),
         }

@@ -36,6 +36,8 @@ class Credit:
     decode: Callable[[Sequence[int]], str]
     weights: Mapping[str, float] = field(default_factory=dict)
     """Weights of the reward parts, by name."""
+    environment_weight: float = 0.0
+    """Weight of the environment's reward."""
 
     def advantages(self, examples: Sequence[Example]) -> Examples:
         """The examples with their advantages. Only inputs that the advantage function names are computed."""
@@ -73,6 +75,7 @@ class Credit:
             "token_rewards_N": lambda: [self._token_rewards(example) for example in examples],
             "values_N": lambda: [self._read_values(example) for example in examples],
             "steps_N": lambda: [self._read_steps(self.rollouts[rollout]) for rollout in examples.rollout_N],
+            "turns_N": lambda: [read_turns(self.rollouts[one], self.environment_weight) for one in examples.rollout_N],
             "lengths_N": lambda: examples.length_N.tolist(),
             "groups_N": lambda: list(examples.group_N),
         }
@@ -151,6 +154,20 @@ def read_parts(rollouts: Sequence[Rollout]) -> dict[str, Tensor]:
         return nan if found is None else found
 
     return {name: torch.tensor([value(one, name) for one in rollouts], dtype=torch.float64).view(shape) for name in names}
+
+
+def read_turns(rollout: Rollout, weight: float) -> Steps:
+    """(last token, reward) of each turn: the change of the environment's reward in it. The rest of the reward counts in the last turn."""
+    episode, total = rollout.completion.episode, rollout.outcome.reward or 0.0
+    if episode is None:
+        return ((len(rollout.completion.token_ids) - 1, total),)
+    found, before = [], 0.0
+    for turn in episode.turns:
+        now = before if turn.reward is None else weight * turn.reward
+        found.append((turn.end - 1, now - before))
+        before = now
+    end, last = found[-1]
+    return (*found[:-1], (end, last + total - before))
 
 
 # -- results of an advantage function ------------------------------------------------------------------------------------

@@ -23,13 +23,13 @@ from cohort.model.frozen import Teacher
 from cohort.model.packing import Layouts, plan_minibatches
 from cohort.model.policy import Policy
 from cohort.recipe.algorithm import AlgorithmConfig
-from cohort.recipe.rules import name_reward
+from cohort.recipe.rules import ENVIRONMENT_REWARD, name_reward
 from cohort.recipe.schema import Recipe
-from cohort.training.credit import Credit, count_completions, read_parts, score_with_teacher, stack_rewards
+from cohort.training.credit import Credit, count_completions, read_parts, read_turns, score_with_teacher, stack_rewards
 from cohort.training.objective import compares_pairs, has_ratio, needs_critic, pushes_on_all_tokens, reads_logprobs
 from cohort.training.rollouts import Collected
 from cohort.training.state import Batch
-from cohort.types import Rollout
+from cohort.types import Completion, Rollout
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,9 @@ def make_batch(
     algorithm, train, watch = recipe.algorithm, recipe.train, watch or Stopwatch()
     rollouts, layouts = collected.rollouts, Layouts()
     weights = {name_reward(reward): reward.weight for reward in recipe.rewards}
-    chosen = choose_examples(collected, algorithm, weights, step)
-    credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights)
+    environment = sum(reward.weight for reward in recipe.rewards if reward.function == ENVIRONMENT_REWARD)
+    chosen = choose_examples(collected, algorithm, weights, step, environment)
+    credit = Credit(rollouts, chosen.counted_PG, algorithm, kl_coef, models.policy.codec.decode, weights, environment)
     examples, scored_PG = chosen.examples, chosen.scored_PG
     teacher_credit = score_with_teacher(models.teacher, examples, train.micro_batch_tokens, watch, layouts)
     if not reads_logprobs(algorithm):
@@ -89,7 +90,9 @@ def make_batch(
     return Batch(rollouts, advantages_N, examples, plan, metrics, taken, verdicts, keyed, layouts)
 
 
-def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int) -> Selected:
+def choose_examples(
+    collected: Collected, algorithm: AlgorithmConfig, weights: Mapping[str, float], step: int, environment: float = 0.0
+) -> Selected:
     """Completions to train on: scored, and in a group that is not left out."""
     rollouts = collected.rollouts
     advantage, pairs = find_named("advantage", algorithm.advantage, algorithm.own), compares_pairs(algorithm)
@@ -98,7 +101,8 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
     left_out_P = torch.full((len(scored_PG),), not collected.useful)
     if advantage.traits.compares_group:
         left_out_P = left_out_P | find_unusable_groups(usable_PG)
-    equal_P = find_equal_groups(rollouts, advantage, usable_PG if advantage.traits.compares_group else scored_PG, weights)
+    compared_PG = usable_PG if advantage.traits.compares_group else scored_PG
+    equal_P = find_equal_groups(rollouts, advantage, compared_PG, weights, environment)
     if algorithm.zero_variance == "drop" or pairs:  # a pair with equal rewards has no preference
         left_out_P = left_out_P | equal_P
     left_out = set(left_out_P.nonzero().flatten().tolist())
@@ -113,7 +117,7 @@ def choose_examples(collected: Collected, algorithm: AlgorithmConfig, weights: M
 
 
 def find_equal_groups(
-    rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float]
+    rollouts: Sequence[Rollout], advantage: Choice, counted_PG: Tensor, weights: Mapping[str, float], environment: float = 0.0
 ) -> Tensor:
     """[P] True if all that the advantage compares in a group (rewards, steps, parts, success) is equal."""
     found = []
@@ -124,6 +128,14 @@ def find_equal_groups(
                 steps = [reward for _, reward in rollout.outcome.steps] or [rollout.outcome.reward]
                 rewards.setdefault(rollout.group, set()).update(steps)
         equal_P = torch.tensor([len(rewards.get(group, ())) == 1 for group in range(len(counted_PG))])
+        found.append(equal_P & ~find_unusable_groups(counted_PG))
+    if "turns_N" in advantage.reads:
+        played: dict[int, set[Any]] = {}
+        for rollout in rollouts:
+            if rollout.outcome.reward is not None:
+                turns = [reward for _, reward in read_turns(rollout, environment)]
+                played.setdefault(rollout.group, set()).add(tuple(turns))
+        equal_P = torch.tensor([len(played.get(group, ())) == 1 for group in range(len(counted_PG))])
         found.append(equal_P & ~find_unusable_groups(counted_PG))
     if "parts_PG" in advantage.reads:
         equal_P = ~find_unusable_groups(counted_PG)
@@ -259,6 +271,35 @@ def measure_rollouts(rollouts: Sequence[Rollout], tokens_sampled: int) -> dict[s
         "rollout/truncated": ends.count("length") / len(ends),
         "rollout/distinct": fmean(len(completions) / group_size for completions in distinct.values()),
         "rollout/prompt_tokens_mean": fmean([len(rollout.prompt.token_ids) for rollout in rollouts]),
+        **measure_episodes([rollout.completion for rollout in rollouts]),
+    }
+
+
+def measure_episodes(completions: Sequence[Completion]) -> dict[str, float]:
+    """Metrics of turns and tool calls; {} without an environment."""
+    played = [(one, one.episode) for one in completions if one.episode is not None]
+    if not played:
+        return {}
+    turns = [turn for _, episode in played for turn in episode.turns]
+    calls, mistakes = sum(turn.calls for turn in turns), Counter(kind for turn in turns for kind in turn.mistakes)
+    tokens = sum(len(one.token_ids) for one, _ in played)
+    metrics: dict[str, float] = {
+        "turns/mean": len(turns) / len(played),
+        "turns/max": float(max(len(episode.turns) for _, episode in played)),
+        "turns/at_limit": sum(episode.end == "turns" for _, episode in played) / len(played),
+        "turns/read_tokens": (tokens - sum(one.length for one, _ in played)) / len(played),
+        "turns/read_share": (tokens - sum(one.length for one, _ in played)) / max(1, tokens),
+        "turns/cut": float(sum(turn.cut for turn in turns)),
+        "turns/faults": float(sum(bool(episode.fault) for _, episode in played)),
+        "turns/seconds_mean": fmean(turn.seconds for turn in turns),
+        "turns/seconds_max": max(turn.seconds for turn in turns),
+    }
+    if calls:
+        metrics["tools/mistakes"] = sum(mistakes.values()) / calls
+    metrics |= {f"tools/mistakes/{kind}": float(mistakes[kind]) for kind in ("syntax", "unknown_tool", "arguments", "raised")}
+    return metrics | {
+        "tools/calls": calls / len(played),
+        "tools/used": sum(any(turn.calls for turn in episode.turns) for _, episode in played) / len(played),
     }
 
 

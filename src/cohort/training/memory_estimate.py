@@ -371,7 +371,7 @@ def read_run_numbers(run: Run, encoded: EncodedData, ranks: int = 1) -> RunNumbe
     """The settings for one rank of this many: each samples its own block of draws."""
     recipe, policy, algorithm = run.recipe, run.policy, run.recipe.algorithm
     device = policy.device
-    longest = max(len(prompt.token_ids) for prompt in encoded.train) + run.sampling.max_completion_tokens
+    longest = max(len(prompt.token_ids) for prompt in encoded.train) + run.sampling.longest_completion
     rows = recipe.train.prompts_per_step * recipe.train.group_size
     # A micro-batch never exceeds a whole step, and always holds at least one row.
     most = longest * max(rows, recipe.cold_start.batch_size if recipe.cold_start.num_steps else 0)

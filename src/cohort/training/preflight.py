@@ -309,10 +309,14 @@ def check_prompt_lengths(run: Run, encoded: EncodedData) -> Check:
         evaluated = run.recipe.evaluation.max_completion_tokens if name else 0
         tokens, name = evaluated or run.sampling.max_completion_tokens, name or "prompts"
         field = f"{'evaluation' if evaluated else 'sampling'}.max_completion_tokens"
-        longest = max(len(prompt.token_ids) for prompt in prompts)
-        if most and longest + tokens > most:
-            text = f"{name}: prompts of up to {longest} tokens and {field} = {tokens} need {longest + tokens} positions, the model has {most}"
-            return Check("failure", "lengths", f"{text}. Lower {field} or max_prompt_tokens.", blocks=True)
+        longest, replies = max(len(prompt.token_ids) for prompt in prompts), run.sampling.max_reply_tokens
+        if most and longest + tokens + replies > most:
+            also = f" and {replies} for replies of the environment" if replies else ""
+            text = f"{name}: prompts of up to {longest} tokens and {field} = {tokens}{also} need {longest + tokens + replies} positions, the"
+            fix = ", environment.max_turns or environment.max_observation_tokens" if replies else ""
+            return Check(
+                "failure", "lengths", f"{text} model has {most}. Lower {field} or max_prompt_tokens{fix}.", blocks=True
+            )
     report = encoded.reports["prompts"]
     level: Level = "warning" if report.too_long or report.with_unknown else "ok"
     return Check(level, "lengths", str(report))
@@ -323,7 +327,7 @@ def check_teacher(run: Run, encoded: EncodedData) -> tuple[list[Check], int]:
     settings = run.recipe.teacher
     if not settings.source or not run.recipe.train.num_steps:
         return [], 0
-    longest = max(len(prompt.token_ids) for prompt in encoded.train) + run.sampling.max_completion_tokens
+    longest = max(len(prompt.token_ids) for prompt in encoded.train) + run.sampling.longest_completion
     try:
         count = inspect_teacher(settings, run.policy, longest)
     except ModelError as problem:

@@ -35,7 +35,7 @@ from cohort.rewards.early_scoring import OnCompletion
 from cohort.rewards.outcomes import mean_and_std
 from cohort.rewards.penalties import overlong_penalty
 from cohort.rewards.runner import RewardRunner
-from cohort.types import Completion, NoiseKey, Outcome, Prompt, Rollout, Sampling
+from cohort.types import Completion, Episode, NoiseKey, Outcome, Prompt, Rollout, Sampling, Turn
 
 Groups = Sequence[Sequence[Completion]]
 
@@ -320,11 +320,17 @@ def encode_rollouts(rollouts: Sequence[Rollout]) -> tuple[dict[str, Tensor], lis
             "end": rollout.completion.end,
             "text": rollout.completion.text,
             "versions": rollout.completion.versions,
+            "episode": rollout.completion.episode and asdict(rollout.completion.episode),
             "outcome": asdict(rollout.outcome),
         }
         for rollout in rollouts
     ]
     return tensors, rows
+
+
+def decode_episode(saved: Mapping[str, Any]) -> Episode:
+    turns = tuple(Turn(**turn | {"mistakes": tuple(turn["mistakes"])}) for turn in saved["turns"])
+    return Episode(**{**saved, "turns": turns, "messages": tuple(saved["messages"])})
 
 
 def decode_rollouts(
@@ -341,6 +347,7 @@ def decode_rollouts(
             text=row["text"],
             sampled_mask=None if row["all_sampled"] else tuple(tensors["sampled_mask"][span].tolist()),
             versions=tuple((version, count) for version, count in row["versions"]),
+            episode=row["episode"] and decode_episode(row["episode"]),
         )
         saved = row["outcome"]
         outcome = Outcome(**saved | {"faults": tuple(saved["faults"]), "steps": tuple(map(tuple, saved["steps"]))})

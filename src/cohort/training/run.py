@@ -14,6 +14,7 @@ from cohort.base.world import ALONE, World
 from cohort.data.prompt_choice import InformativeChoice
 from cohort.data.prompts import PromptStream
 from cohort.engine.protocol import Engine
+from cohort.environments.engine import EpisodeEngine
 from cohort.errors import RunError
 from cohort.model.critic import Critic, NoCritic
 from cohort.model.frozen import Reference, Teacher, digest_weights, load_teacher
@@ -162,10 +163,13 @@ def make_snapshot(run: Run) -> Engine:
     """The run's engine over a copy of the policy, which can sample while the policy is trained."""
     from cohort.engine.local import SnapshotEngine
 
-    copy = run.policy.make_frozen_copy()
+    copy, own = run.policy.make_frozen_copy(), run.engine
     engine, _ = make_engine(run.recipe, copy, concurrent=True)
-    engine.slots = run.engine.slots
-    return SnapshotEngine(copy, engine)
+    engine.slots = own.slots
+    snapshot = SnapshotEngine(copy, engine)
+    if isinstance(own, EpisodeEngine):
+        return build.wrap_engine(run.recipe, run.policy, snapshot, own.environments)
+    return snapshot
 
 
 def make_optimizer(weights: MasterWeights, recipe: Recipe, phase: str) -> Optimizer:

@@ -353,6 +353,7 @@ def make_evaluation_sampling(recipe: Recipe, training: Sampling) -> Sampling:
         stop_ids=training.stop_ids,
         top_p=settings.top_p,
         top_k=settings.top_k,
+        max_reply_tokens=training.max_reply_tokens,
     )
 
 

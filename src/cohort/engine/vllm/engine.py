@@ -28,7 +28,7 @@ from torch import Tensor
 from cohort.base.http import run_in_loop
 from cohort.base.text import make_printable
 from cohort.engine.protocol import Capabilities, Engine, EngineSetup, OnFinish
-from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
+from cohort.engine.requests import check_prefix, count_left, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_request
 from cohort.engine.vllm.checks import ROUNDING, check_server, prove_server
 from cohort.engine.vllm.generation import (
@@ -94,7 +94,13 @@ class VllmEngine(Engine):
     @property
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            most_slots=SLOTS, cache_itemsize=0, keyed_noise=False, shares_weights=False, rounding=ROUNDING, swaps_in_flight=True
+            most_slots=SLOTS,
+            cache_itemsize=0,
+            keyed_noise=False,
+            shares_weights=False,
+            rounding=ROUNDING,
+            swaps_in_flight=True,
+            parallel_calls=True,
         )
 
     def close(self) -> None:
@@ -233,7 +239,7 @@ class VllmEngine(Engine):
             if finished is not None:
                 finish(place, finished)
                 continue
-            most = sampling.max_completion_tokens - len(request.prefix_ids)
+            most = count_left(request, sampling)
             jobs.append(Job(place, request, write_request(request, sampling, noise, self.model), most))
         call = GenerationCall(
             self.fleet,

@@ -16,6 +16,7 @@ from typing import Any
 
 from cohort.base.keyed import keyed_hash
 from cohort.base.text import make_printable
+from cohort.engine.requests import count_left
 from cohort.engine.vllm.servers import MOST_BYTES, TOKENS, WAITING, Fleet, Server, ServerLost, ServerRefused
 from cohort.errors import EngineError
 from cohort.types import Completion, End, NoiseKey, Request, Sampling
@@ -75,7 +76,7 @@ def write_request(request: Request, sampling: Sampling, noise: NoiseKey, model: 
         "frequency_penalty": 0.0,
         "repetition_penalty": 1.0,
         "seed": find_seed(noise, request),
-        "max_tokens": sampling.max_completion_tokens - len(request.prefix_ids),
+        "max_tokens": count_left(request, sampling),
         "min_tokens": 0,
         "stop_token_ids": list(sampling.stop_ids),
         "ignore_eos": True,
