@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+
 import turns_tools
 from cohort.data.prompts import make_prompts
 from cohort.engine import make_requests
 from cohort.engine import scheduler as scheduling
-from cohort.engine.cached import CachedEngine
-from cohort.engine.hf import HFEngine
 from cohort.engine.local import LocalEngine
 from cohort.engine.protocol import EngineSetup
-from cohort.environments import engine as episodes
-from cohort.environments.engine import EpisodeCall, EpisodeEngine
+from cohort.environments.engine import EpisodeEngine
 from cohort.environments.registry import Environments
 from cohort.model.policy import Policy
 from cohort.model.scratch import build_scratch
@@ -23,18 +21,27 @@ from cohort.types import Completion, NoiseKey, Prompt, Sampling
 
 TRAIN = NoiseKey(5, "train", 3)
 SCRATCH = ScratchConfig(
-    hidden_size=32, intermediate_size=48, num_layers=2, num_heads=2, num_kv_heads=1, max_positions=512, characters=turns_tools.ALPHABET
+    hidden_size=32,
+    intermediate_size=48,
+    num_layers=2,
+    num_heads=2,
+    num_kv_heads=1,
+    max_positions=512,
+    characters=turns_tools.ALPHABET,
 )
 
 
 def make_policy() -> Policy:
     model, tokenizer = build_scratch(SCRATCH, [turns_tools.ALPHABET], 0)
-    policy = Policy(model, tokenizer, 1.0)
-    return policy
+    return Policy(model, tokenizer, 1.0)
 
 
 def make_environments(source: str, **settings) -> Environments:
-    return Environments(EnvironmentConfig(source=f"turns_tools:{source}", max_observation_tokens=64, workers=2, step_timeout_s=300.0, **settings))
+    return Environments(
+        EnvironmentConfig(
+            source=f"turns_tools:{source}", max_observation_tokens=64, workers=2, step_timeout_s=300.0, **settings
+        )
+    )
 
 
 def encode(environments: Environments, policy: Policy, rows: list[dict]) -> list[Prompt]:
@@ -45,7 +52,8 @@ def encode(environments: Environments, policy: Policy, rows: list[dict]) -> list
 
 
 def sampling_of(policy: Policy, environments: Environments, **changes) -> Sampling:
-    stops = (policy.tokenizer.eos_token_id, policy.tokenizer.convert_tokens_to_ids("."))
+    # Many stops: some turns end with their first token, which comes from the prompt and not from a step.
+    stops = (policy.tokenizer.eos_token_id, *policy.tokenizer.convert_tokens_to_ids([*".,=0123"]))
     return Sampling(4, 1.0, 40, stops, max_reply_tokens=environments.config.max_reply_tokens, **changes)
 
 

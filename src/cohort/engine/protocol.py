@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+from cohort.errors import EngineError
 from cohort.types import Completion, NoiseKey, Request, Sampling
 
 if TYPE_CHECKING:
@@ -143,7 +144,8 @@ class Engine(Protocol):
 
     def generate_turns(self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, turns: Turns) -> None:
         """As `generate`, for completions that `turns` receives and continues. Only with `capabilities.takes_turns`."""
-        raise NotImplementedError
+        if not self.capabilities.takes_turns:
+            raise EngineError(f"engine {self.name} does not continue completions during a call.")
 
     def choose_slots(self, longest: int) -> int:
         """How many completions of `longest` tokens, prompts included, to decode in parallel; 0 for an engine without slots."""

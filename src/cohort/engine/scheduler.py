@@ -144,7 +144,8 @@ class SlotState:
         at = (torch.where(done_B > 0, last, owners_B).long(), (counts_B * live_B).long())
         self.token_ids_NT.index_put_(at, ids_B.int())
         self.logprobs_NT.index_put_(at, logprobs_B)
-        self.tokens_S[rows] = ids_B
+        # A row that ended a turn still has to feed its last token.
+        self.tokens_S[rows] = torch.where(done_B > 0, self.tokens_S[rows], ids_B.to(torch.int64))
         counts_B = counts_B + live_B
         self.counts_S[rows] = counts_B
         if advance:
@@ -491,7 +492,7 @@ class Decoding:
             self.move([first], [row])
             self.state.retire(slice(first, first + 1))
         self.state.give(row, number, token_ids, int(self.work.first_N[number]) + limit)
-        self.row_of_N[number], self.full_S[row] = row, limit
+        self.row_of_N[number], self.counts_S[row], self.full_S[row] = row, self.lengths_N[number], limit
         self.live += 1
 
     def take_replies(self) -> bool:

@@ -41,7 +41,7 @@ class EpisodeEngine(Engine):
         self.name = engine.name
 
     @property
-    def slots(self) -> int:  # type: ignore[override]
+    def slots(self) -> int:
         return self.engine.slots
 
     @slots.setter
@@ -236,7 +236,7 @@ class EpisodeCall:
 
     def take(self, seconds: float | None) -> list[tuple[int, Request | None]]:
         self.environments.check()
-        found = []
+        found: list[tuple[int, Request | None]] = []
         while self.pending:
             try:
                 if found or seconds == 0.0:
@@ -284,9 +284,8 @@ class EpisodeCall:
             state.end = state.end or "environment"
             self._finish(state, turn, reply)
             return None
-        messages = state.dialogue.make_messages([(name, text or "") for name, text, _ in results])
-        ids, messages, cut = state.dialogue.encode(messages)
-        state.messages += messages
+        ids, read, cut = state.dialogue.encode(state.dialogue.make_messages([(name, text or "") for name, text, _ in results]))
+        state.messages += read
         state.turns.append(replace(turn, cut=cut))
         whole = state.completion
         prefix = replace(

@@ -86,7 +86,7 @@ class Guarded:
         while True:
             self.states.enter()
             try:
-                waits_for = steps.throw(problem) if problem is not None else next(steps)  # type: ignore[attr-defined]
+                waits_for = steps.throw(problem) if problem is not None else next(steps)
             except StopIteration as ended:
                 return ended.value
             finally:

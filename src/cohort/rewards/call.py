@@ -332,9 +332,9 @@ class EnvironmentView:
 EPISODE_REWARD = "_reward"
 
 
-def environment(environments: Sequence[EnvironmentView]) -> list[float | None]:
-    """What `get_reward` of each environment returned; None for a class without it."""
-    return [getattr(one, EPISODE_REWARD) for one in environments]
+def environment(completions: Sequence[Any], environments: Sequence[EnvironmentView] = ()) -> list[float | None]:
+    """What `get_reward` of each environment returned; None for a class without it, and for texts that are no episodes."""
+    return [getattr(one, EPISODE_REWARD) for one in environments] or [None] * len(completions)
 
 
 class CallLog:

@@ -51,10 +51,9 @@ def supervised_update(run: Run, state: TrainState, demonstrations: Sequence[Writ
     examples = []
     for demonstration in demonstrations:
         [ids] = demonstration.completions
+        [mask] = demonstration.masks or [(True,) * len(ids)]
         vectors: dict[str, Any] = {
-            "loss_mask_T": torch.tensor(*demonstration.masks)
-            if demonstration.masks
-            else torch.ones(len(ids), dtype=torch.bool),
+            "loss_mask_T": torch.tensor(mask, dtype=torch.bool),
             "advantages_T": torch.ones(len(ids)),
             "sampling_logprobs_T": torch.zeros(len(ids)),
         }
