@@ -80,7 +80,7 @@ def test_slots_parking_and_the_order_of_replies_change_no_bit(policy, played, mo
     environments, prompts, sampling = played
     whole = play(policy, environments, prompts, sampling, 64)
     assert len({one.token_ids for one in whole}) > 20
-    assert {len(one.episode.turns) for one in whole} >= {1, 2, 3}
+    assert {len(one.episode.turns) for one in whole} >= {1, 2, 4}
     for slots in (1, 7):
         assert play(policy, environments, prompts, sampling, slots) == whole
     monkeypatch.setattr(scheduling, "READ_TOKENS", 0)  # every reply is read in a prefill

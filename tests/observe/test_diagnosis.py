@@ -99,6 +99,19 @@ TRIGGERS = [
     ("no_useful_groups", "alarm", {"advantage/useful_groups": 0.0, "advantage/all_wrong_groups": 32}, "320 only wrong ones"),
     ("truncation", "alarm", {"rollout/truncated": 0.97}, "97 % of completions were cut at 256 tokens"),
     ("truncation", "warning", {"rollout/truncated": 0.3}, "sampling.max_completion_tokens"),
+    (
+        "tools_unused",
+        "alarm",
+        {"tools/used": lambda s: 0.6 if s < 30 else 0.0, "reward/success": 0.4},
+        "Tool use fell to 0 % of episodes, from 60 %",
+    ),
+    (
+        "replies_fill",
+        "warning",
+        {"turns/read_share": 0.9, "turns/cut": 3.0},
+        "take 90 % of the tokens of an episode; 3 per step are cut",
+    ),
+    ("environment_fails", "alarm", {"turns/faults": 64.0}, "640 episodes of the last steps (25 %)"),
     ("copies", "alarm", {"rollout/distinct": 0.125}, "1.0 distinct completions out of 8 at temperature 1"),
     (
         "collapsed",

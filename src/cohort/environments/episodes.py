@@ -183,8 +183,7 @@ class EpisodeHost:
                 live.instance = kind.idle.pop() if kind.idle else kind.make()
             finally:
                 states.leave()
-            row = {**begin["row"], "seed": begin["seed"]} if kind.traits.reads and "seed" in kind.traits.reads else begin["row"]
-            reads = kind.traits.reads
+            row, reads = {**begin["row"], "seed": begin["seed"]}, kind.traits.reads
             chosen = {name: value for name, value in row.items() if reads is None or name in reads}
             observation = await self._run(live, live.instance.reset, **chosen)
             if observation is not None and not isinstance(observation, str):

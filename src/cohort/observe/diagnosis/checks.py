@@ -161,6 +161,36 @@ def check_truncation(history: History) -> Finding | None:
     return write_finding("truncation", "alarm" if share >= 0.5 else "warning", share=share, limit=at)
 
 
+def check_tools_unused(history: History) -> Finding | None:
+    """Tool use has fallen to 0 while success has not risen."""
+    start, now = history.mean_at_start("tools/used"), history.mean_now("tools/used")
+    before, after = history.mean_at_start("reward/success"), history.mean_now("reward/success")
+    if not history.long_enough or not start or now is None or start < 0.1 or now > 0.05 * start:
+        return None
+    if before is not None and after is not None and after > before + 0.05:
+        return None
+    return write_finding("tools_unused", "alarm", start=start, now=now)
+
+
+def check_replies_fill(history: History) -> Finding | None:
+    """Replies take most of the context, or are cut."""
+    share, cut = history.mean_now("turns/read_share"), history.mean_now("turns/cut", WINDOW, 1)
+    if share is None or (share < 0.8 and not cut):
+        return None
+    limit = history.read_setting("environment.max_observation_tokens")
+    return write_finding("replies_fill", "warning", share=share, cut=cut or 0.0, limit=limit)
+
+
+def check_environment_fails(history: History) -> Finding | None:
+    """Episodes are lost to faults of the environment."""
+    faults = history.last_values("turns/faults")
+    episodes = history.count_completions(history.rows[-len(faults) :]) if faults else 0.0
+    if not faults or not episodes or sum(faults) < 0.01 * episodes:
+        return None
+    level = "alarm" if sum(faults) >= 0.05 * episodes else "warning"
+    return write_finding("environment_fails", level, count=sum(faults), share=sum(faults) / episodes)
+
+
 def check_copies(history: History) -> Finding | None:
     share = history.mean_now("rollout/distinct", PATIENCE)
     group_size = history.read_setting("train.group_size", 8)
