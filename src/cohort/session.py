@@ -300,6 +300,9 @@ class Session:
 
     def _resume_command(self) -> str:
         """The command that resumes this run; functions that cannot be imported have to be passed again from Python."""
+        environment = self.recipe.environment
+        if any(name.startswith("python:") for name in (environment.source, *environment.sources.values(), *environment.tools)):
+            return f"cohort.resume({str(self.folder.root)!r}, environment=..., tools=[...]) from Python, with the same classes and functions"
         if any(reward.function.startswith("python:") for reward in self.recipe.list_rewards().values()):
             return f"cohort.resume({str(self.folder.root)!r}, rewards=[...]) from Python, with the same functions"
         return f"cohort resume {self.folder.root}"

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from cohort.engine.protocol import Engine, EngineSetup, OnFinish, Turns
-from cohort.engine.requests import check_prefix, find_finished_prefix, join_prefix
+from cohort.engine.requests import check_prefix, count_left, find_finished_prefix, join_prefix
 from cohort.engine.sampling import check_finite, check_request, describe_replies, sampling_mode
 from cohort.engine.scheduler import Decoding, SlotState, Work, Workspace
 from cohort.errors import EngineError
@@ -56,7 +56,7 @@ class SlotEngine(Engine):
     ) -> list[Completion]:
         """limits: maximum tokens of each completion, for benchmarks with fixed lengths."""
         self.check_requests(requests, sampling)
-        most = [sampling.max_completion_tokens] * len(requests)
+        most = [len(request.prefix_ids) + count_left(request, sampling) for request in requests]
         if limits is not None:
             most = [min(limit, sampling.max_completion_tokens) for limit in limits]
             if len(most) != len(requests) or min(most, default=1) < 1:
@@ -76,6 +76,7 @@ class SlotEngine(Engine):
 
     def generate_turns(self, requests: Sequence[Request], sampling: Sampling, noise: NoiseKey, turns: Turns) -> None:
         self.check_requests(requests, sampling)
+        self._completed, self._wanted = 0, len(requests)
         self._decode(requests, sampling, noise, [sampling.max_completion_tokens] * len(requests), None, turns)
 
     def _decode(
@@ -89,8 +90,9 @@ class SlotEngine(Engine):
     ) -> list[Completion]:
         """The completions; with `turns`, which receives each one at the end of each of its turns, an empty list."""
         keys = [make_row_key(noise, request.draw, request.sample) for request in requests]
-        longest = max(len(request.prompt.token_ids) for request in requests) + sampling.longest_completion
-        columns = max(request.position for request in requests) + sampling.longest_completion
+        lengths = [max(limit, sampling.longest_completion) for limit in most]
+        longest = max(len(one.prompt.token_ids) + length for one, length in zip(requests, lengths, strict=True))
+        columns = max(one.position + length for one, length in zip(requests, lengths, strict=True))
         with sampling_mode(self.model), self._prepare_modules():
             workspace = self._make_workspace(longest, len(keys), sampling, columns)
             state = workspace.state

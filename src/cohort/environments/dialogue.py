@@ -37,6 +37,7 @@ class Dialogue:
         self.is_chat, self.form, self.max_tokens = is_chat, form, max_tokens
         self.role = "tool" if form in ("hermes", "llama") else "user"
         self.added = {int(number) for number, token in self.tokenizer.added_tokens_decoder.items() if len(str(token)) > 1}
+        self.added.discard(self.tokenizer.unk_token_id)  # unknown characters are unknown in a reply too
         names = sorted((str(self.tokenizer.added_tokens_decoder[number]) for number in self.added), key=len, reverse=True)
         self.markers = re.compile("|".join(map(re.escape, names))) if names else None
         if is_chat:

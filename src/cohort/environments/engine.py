@@ -285,6 +285,10 @@ class EpisodeCall:
             self._finish(state, turn, reply)
             return None
         ids, read, cut = state.dialogue.encode(state.dialogue.make_messages([(name, text or "") for name, text, _ in results]))
+        if not ids:
+            detail = "its reply is empty, so there is nothing to read; return text, or None to end the episode"
+            self._finish(state, turn, {"fault": "exception", "detail": detail})
+            return None
         state.messages += read
         state.turns.append(replace(turn, cut=cut))
         whole = state.completion

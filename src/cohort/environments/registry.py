@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
 import json
 import queue
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from cohort.base.importing import NotImportable, load_function
 from cohort.base.keyed import keyed_hash
-from cohort.environments.contract import EnvironmentTraits, ToolSignature, check_annotations, read_traits
+from cohort.environments.contract import HOOK, LIFE_CYCLE, EnvironmentTraits, ToolSignature, check_annotations, read_traits
 from cohort.environments.dialogue import Dialogue, find_format
 from cohort.environments.hosts import Host, Message, ThreadHost, WorkerHost
 from cohort.environments.tool_calls import Format
@@ -39,7 +40,6 @@ class Environments:
     config: EnvironmentConfig
     functions: Mapping[str, Callable[..., Any]] = field(default_factory=dict)
     """The objects behind names of the Python API, such as "python:Game"."""
-    report: Callable[[str], None] = lambda message: None
     hosts: dict[str, list[Host]] = field(default_factory=dict)
     dialogues: dict[bool, Dialogue] = field(default_factory=dict)
     numbers: Any = field(default_factory=itertools.count)
@@ -248,26 +248,35 @@ class Environments:
             "seed": row[SEED],
         }
 
+    def is_local(self, spec: str) -> bool:
+        """Whether workers cannot import it."""
+        return spec in self.functions or spec.startswith(PYTHON_PREFIX)
+
+    def list_notes(self) -> tuple[str, ...]:
+        """Console messages."""
+        names = [spec for spec in (*self.sources.values(), *self.config.tools) if self.is_local(spec)]
+        return tuple(
+            f"environment: workers cannot import {name.removeprefix(PYTHON_PREFIX)}, so it runs in a thread of the trainer, where a call that "
+            "hangs cannot be stopped. At the top level of its own module it would run in worker processes"
+            for name in names
+        )
+
     def choose_host(self, row: Mapping[str, Any]) -> Host:
         """The host with the fewest episodes that can run the environment of this row."""
         spec = self.sources[self.find_name(row)]
-        here = any(name in self.functions or name.startswith(PYTHON_PREFIX) for name in (spec, *self.config.tools))
+        here = any(self.is_local(name) for name in (spec, *self.config.tools))
         kind = "thread" if here else "workers"
         if kind not in self.hosts:
             self.hosts[kind] = [ThreadHost(self.load)] if here else [WorkerHost() for _ in range(self.config.workers)]
-            if here:
-                self.report(
-                    "environment: workers cannot import it, so it runs in a thread of the trainer, where a call that hangs cannot be "
-                    "stopped. At the top level of its own module it would run in worker processes"
-                )
         return min(self.hosts[kind], key=lambda host: len(host.episodes))
 
     def is_async(self, row: Mapping[str, Any], members: Sequence[str]) -> bool:
         """Whether all these members of the row's environment are async, so that their calls may interleave with others."""
-        import inspect
-
         traits = self.traits[self.find_name(row)]
-        known = {} if traits is None else dict.fromkeys(traits.asynchronous, True)
+        known = {name: False for name in (*LIFE_CYCLE, HOOK, *traits.tools)} if traits else {}
+        known |= dict.fromkeys(traits.asynchronous if traits else (), True)
+        if traits and not traits.has_reward:
+            del known["get_reward"]
         for spec in self.config.tools:
             function = self.load(spec)
             known[function.__name__] = inspect.iscoroutinefunction(function)

@@ -37,7 +37,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -47,11 +47,11 @@ import numpy.typing as npt
 
 from cohort.base.files import name_file, replace_file
 from cohort.errors import RunError
-from cohort.types import Prompt, Rollout
+from cohort.types import Episode, Prompt, Rollout
 
 MAX_CELL = 2000
 """Characters kept of a data column; longer tests and documents stay in row `prompt_index` of the source."""
-TOKENS = ("prompt_ids", "completion_ids", "sampling_logprobs")
+TOKENS = ("prompt_ids", "completion_ids", "completion_mask", "sampling_logprobs")
 """Columns of the files that monitors do not get."""
 ENCODER = json.JSONEncoder(default=str)
 ROLLOUTS_NAME, TOKENS_NAME = re.compile(r"step-(\d+)\.parquet"), re.compile(r"step-(\d+)\.tokens\.parquet")
@@ -91,6 +91,8 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
         "steps": [ENCODER.encode(outcome.steps) if outcome.steps else "[]" for outcome in outcomes],
         "extras": [ENCODER.encode(dict(outcome.extras)) if outcome.extras else "{}" for outcome in outcomes],
     }
+    if any(completion.episode for completion in completions):
+        columns["episode"] = [encode_episode(one.episode) if one.episode else None for one in completions]
     for name in sorted({name for outcome in outcomes for name in outcome.parts}):
         columns[f"reward/{name}"] = [outcome.parts.get(name) for outcome in outcomes]
     taken = {*columns, *TOKENS, "row"}  # `cohort look` numbers the rows
@@ -98,6 +100,26 @@ def list_columns(step: int, rollouts: Sequence[Rollout], advantages_N: Sequence[
         shown = f"row/{name}" if name in taken or name.startswith("reward/") else name
         columns[shown] = read_row_column(prompts, name)
     return columns
+
+
+def encode_episode(episode: Episode) -> str:
+    """The episode as JSON, without seconds: equal runs write equal files."""
+    turns = [{name: value for name, value in asdict(turn).items() if name != "seconds"} for turn in episode.turns]
+    return ENCODER.encode({**asdict(episode), "turns": turns})
+
+
+def write_transcript(row: Mapping[str, Any]) -> str:
+    """What the policy wrote; of an episode also what it read, each reply marked with the name of the environment."""
+    try:
+        episode = json.loads(row["episode"])
+        told = [(one["role"] == "assistant", str(one["content"]), one.get("tool_calls") or ()) for one in episode["messages"]]
+        calls = ["".join(f"\n{ENCODER.encode(call['function'])}" for call in made) for _, _, made in told]
+        return "\n".join(
+            f"{text}{asked}".strip("\n") if wrote else f"[{episode['environment']}] {text.strip()}"
+            for (wrote, text, _), asked in zip(told, calls, strict=True)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):  # no episode, or a file of a stranger
+        return str(row.get("completion") or "")
 
 
 def read_by_prompt(prompts: Sequence[Prompt], read: Callable[[Prompt], Any]) -> list[Any]:
@@ -148,6 +170,8 @@ def write_rollouts(file: Path, step: int, rollouts: Sequence[Rollout], advantage
     }
     columns["prompt_ids"] = make_list_column([rollout.prompt.token_ids for rollout in rollouts], "int32")
     columns["completion_ids"] = make_list_column([rollout.completion.token_ids for rollout in rollouts], "int32")
+    if "episode" in columns:  # which ids the policy wrote; the others are replies
+        columns["completion_mask"] = make_list_column([rollout.completion.mask for rollout in rollouts], "bool")
     columns["sampling_logprobs"] = make_list_column([rollout.completion.sampling_logprobs for rollout in rollouts], "float32")
     write_table(file, columns, [name for name in columns if name != "sampling_logprobs"])
 

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.text import Text
 
 from cohort.base.text import make_printable, shorten_text, write_count
-from cohort.observe.rollouts import find_parts, order_useful_first
+from cohort.observe.rollouts import find_parts, order_useful_first, write_transcript
 
 Row = Mapping[str, Any]
 
@@ -63,7 +63,7 @@ def print_group(console: Console, group: Sequence[Row], chosen: Sequence[tuple[s
         print_entry(console, shorten_lines(name, LABEL - 1), shorten_lines(value, most))
     for label, row in chosen:
         print_entry(console, label, describe_completion(row), "bold cyan")
-        print_entry(console, "", shorten_lines(row["completion"], most) or "(nothing)")
+        print_entry(console, "", shorten_lines(write_transcript(row), most) or "(nothing)")
 
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:

@@ -98,6 +98,7 @@ def load_data(recipe: Recipe, materials: Materials) -> Data:
     demonstrations: tuple[PromptsConfig, list[Row]] | None = None
     if recipe.cold_start.num_steps or recipe.algorithm.data == "demonstrations":
         demonstrations = (source, load(source, None, "cold_start.source", recipe.seed)) if source else (recipe.prompts, rows)
+    notes += environments.list_notes() if environments else ()
     return Data(rows, sets if evaluation.samples else {}, demonstrations, notes, environments)
 
 
@@ -413,7 +414,6 @@ def make_engine(
         )
     if environments is None:
         return engine, description
-    environments.report = report
     return wrap_engine(recipe, policy, engine, environments), f"{description}; {environments.describe_all()}"
 
 

@@ -291,8 +291,8 @@ def measure_episodes(completions: Sequence[Completion]) -> dict[str, float]:
         "turns/read_share": (tokens - sum(one.length for one, _ in played)) / max(1, tokens),
         "turns/cut": float(sum(turn.cut for turn in turns)),
         "turns/faults": float(sum(bool(episode.fault) for _, episode in played)),
-        "turns/seconds_mean": fmean(turn.seconds for turn in turns),
-        "turns/seconds_max": max(turn.seconds for turn in turns),
+        "turns/mean_seconds": fmean(turn.seconds for turn in turns),
+        "turns/max_seconds": max(turn.seconds for turn in turns),
     }
     if calls:
         metrics["tools/mistakes"] = sum(mistakes.values()) / calls

@@ -187,8 +187,8 @@ def check_environment_fails(history: History) -> Finding | None:
     episodes = history.count_completions(history.rows[-len(faults) :]) if faults else 0.0
     if not faults or not episodes or sum(faults) < 0.01 * episodes:
         return None
-    level = "alarm" if sum(faults) >= 0.05 * episodes else "warning"
-    return write_finding("environment_fails", level, count=sum(faults), share=sum(faults) / episodes)
+    share = sum(faults) / episodes
+    return write_finding("environment_fails", "alarm" if share >= 0.05 else "warning", count=sum(faults), share=share)
 
 
 def check_copies(history: History) -> Finding | None:

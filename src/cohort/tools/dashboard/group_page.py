@@ -10,7 +10,7 @@ import numpy as np
 from cohort.base.text import shorten_text
 from cohort.errors import NotFound
 from cohort.observe.report.frame import Part
-from cohort.observe.rollouts import DUPLICATE, EVIDENCE, WRONG_REWARDED, Rows, find_parts
+from cohort.observe.rollouts import DUPLICATE, EVIDENCE, WRONG_REWARDED, Rows, find_parts, write_transcript
 from cohort.observe.terminal import describe_group, find_expected, write_question
 from cohort.tools.dashboard.group_queries import find_group_rows, find_neighbours, load_rows
 from cohort.tools.dashboard.groups_page import VERDICTS, Linked, write_number, write_signed
@@ -151,7 +151,7 @@ def make_card(
     """The values of a completion for the template. earlier: the first completion with the same text."""
     step, group, sample, flags = (int(record[name]) for name in ("step", "group", "sample", "flags"))
     style, sign, word = VERDICTS.get(int(record["success"]), VERDICTS[-1])
-    advantage, text = row.get("advantage"), str(row.get("completion") or "")
+    advantage, text = row.get("advantage"), write_transcript(row)
     parts = find_parts(row)
     only_reward = len(parts) == 1 and next(iter(parts.values())) == row.get("reward")
     chips = [

@@ -22,7 +22,7 @@ from cohort.tools.dashboard.run_index import ShownRun
 TEXT, NUMBER, WHOLE, VERDICT = ("is_string", "is_large_string"), ("is_floating", "is_integer"), ("is_integer",), ("is_boolean",)
 KINDS: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("step", "group", "sample", "policy_version", "prompt_index", "length"), WHOLE),
-    **dict.fromkeys(("prompt", "completion", "end", "extracted", "reference_answer"), TEXT),
+    **dict.fromkeys(("prompt", "completion", "end", "extracted", "reference_answer", "episode"), TEXT),
     **dict.fromkeys(("reward", "advantage"), NUMBER),
     "success": VERDICT,
 }
