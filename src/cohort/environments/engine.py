@@ -217,7 +217,8 @@ class EpisodeCall:
             "text": None,
             "calls": [],
         }
-        members = [] if state.host is not None else ["reset"]
+        begins = state.host is None
+        members: list[str] = []
         if state.host is None:
             state.host = env.choose_host(state.row)
             body["begin"] = env.begin(state.row)
@@ -228,7 +229,8 @@ class EpisodeCall:
             body["calls"] = [[call.name, call.arguments] for call in state.calls if not call.problem]
             members += [call.name for call in state.calls]
         limit = min(config.step_timeout_s, max(0.001, config.episode_timeout_s - state.seconds))
-        is_async = env.is_async(state.row, [*members, "get_reward"])
+        # The code that acts decides: around it, reset and get_reward may be sync.
+        is_async = env.is_async(state.row, members or (["reset", "get_reward"] if begins else ["get_reward"]))
         on_reply: Callable[[Mapping[str, Any]], None] = lambda reply: self.replies.put((number, reply))  # noqa: E731
         state.host.submit(Message(body, is_async, limit, on_reply))
 

@@ -273,7 +273,7 @@ class Environments:
     def is_async(self, row: Mapping[str, Any], members: Sequence[str]) -> bool:
         """Whether all these members of the row's environment are async, so that their calls may interleave with others."""
         traits = self.traits[self.find_name(row)]
-        known = {name: False for name in (*LIFE_CYCLE, HOOK, *traits.tools)} if traits else {}
+        known = dict.fromkeys((*LIFE_CYCLE, HOOK, *traits.tools), False) if traits else {}
         known |= dict.fromkeys(traits.asynchronous if traits else (), True)
         if traits and not traits.has_reward:
             del known["get_reward"]
