@@ -31,7 +31,13 @@ if TYPE_CHECKING:
 Reward = Callable[..., Any] | str | Mapping[str, Any]
 EXPECTED = "give a function, the name of a built-in reward, or a dict with the fields of [[rewards]]"
 PYTHON_PREFIX = "python:"
-ARGUMENTS = {"model.source": "model", "prompts.source": "prompts", "rewards": "rewards", "evaluation.sets": "evaluate_on"}
+ARGUMENTS = {
+    "model.source": "model",
+    "prompts.source": "prompts",
+    "rewards": "rewards",
+    "evaluation.sets": "evaluate_on",
+    "environment.source": "environment",
+}
 """Key of a recipe -> the argument of `train` that stands for it."""
 
 

@@ -23,7 +23,7 @@ SAME = ("learning_rate", "weight_decay", "max_grad_norm", "seed", "trust_remote_
 OPTIONS = (
     "beta adam_beta1 adam_beta2 adam_epsilon optim gradient_checkpointing max_completion_length shuffle_dataset num_iterations loss_type "
     "mask_truncated_completions full_determinism num_generations chat_template_kwargs",
-    "disable_tqdm log_completions project save_total_limit num_generations_eval report_to output_dir",
+    "disable_tqdm log_completions max_tool_calling_iterations project save_total_limit num_generations_eval report_to output_dir",
     "per_device_train_batch_size generation_batch_size gradient_accumulation_steps steps_per_generation max_steps num_train_epochs "
     "lr_scheduler_type lr_scheduler_kwargs warmup_steps epsilon epsilon_high delta importance_sampling_level scale_rewards "
     "multi_objective_aggregation bf16 fp16 use_cpu use_bias_correction_kl sync_ref_model ref_model_sync_steps ref_model_mixup_alpha "
@@ -40,7 +40,7 @@ NO_EFFECT = re.compile(
     r"|prediction_loss_only|batch_eval_metrics|per_device_eval_batch_size|load_best_model_at_end|metric_for_best_model|greater_is_better"
     r"|torch_compile|average_tokens_across_devices|remove_unused_columns|label_names|disable_dropout|cast_lm_head_to_fp32|cache_implementation|use_cache"
     r"|use_liger_kernel|liger_kernel_config|gradient_checkpointing_kwargs|pad_to_multiple_of|length_column_name|num_completions_to_print"
-    r"|(bf16|fp16)_full_eval|tf32|enable_jit_checkpoint|ignore_data_skip|restore_callback_states_from_checkpoint|max_tool_calling_iterations"
+    r"|(bf16|fp16)_full_eval|tf32|enable_jit_checkpoint|ignore_data_skip|restore_callback_states_from_checkpoint"
 )
 """Options that do not act on what is trained here. Those of vLLM's process belong to `cohort serve`; those of VESPO act with its loss."""
 ACTS = ("vllm_importance_sampling_clip_min", "vllm_structured_outputs_regex", "vllm_importance_sampling_cap")
