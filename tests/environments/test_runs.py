@@ -99,7 +99,7 @@ def test_an_interrupted_run_resumes_to_the_same_bits(whole, tmp_path, stage, mon
 def test_sampling_ahead_keeps_the_episodes_of_a_checkpoint(tmp_path, monkeypatch):
     import cohort.loop_async as ahead
 
-    settings = {"ahead.lag": 1, "evaluation.samples": 0}
+    settings = {"ahead.lag": 1, "evaluation": {"samples": 0}}
     expected = train(tmp_path / "one", "run", **settings)
     calls = []
 
