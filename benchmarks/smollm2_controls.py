@@ -7,7 +7,8 @@ one, 48 tokens, the same noise for every model), and is scored three ways:
     begun      the same with the first two characters, `{"`, already written, so that no prose can come before the record
     anywhere   the first JSON object in the completion is the record, whatever stands around it: brevity cannot help
 
-and `ended` is the strict score among the completions that ended by themselves.
+and `ended` is the strict score among the completions that ended by themselves. `--examples FILE.md` instead writes one completion of
+every model for each of the first ten new rows, sampled at temperature 1 with equal noise.
 """
 
 from __future__ import annotations
@@ -20,8 +21,13 @@ from transformers import AutoTokenizer
 
 import cohort
 from cohort.data.tasks import json_records
+from cohort.engine import EngineSetup, make_requests
+from cohort.engine.local import LocalEngine
+from cohort.model.chat import ChatCodec
+from cohort.model.loading import load_pretrained
 from cohort.model.sources import find_folder
 from cohort.rewards import instructions as score_instructions
+from cohort.types import NoiseKey, Prompt, Sampling
 
 BEGINNING = '{"'
 SETS = {"new_rows": 40, "new_kind": 32}
@@ -43,11 +49,36 @@ def anywhere(completions, instructions, **columns):
     return scores
 
 
+def write_examples(models: list[str], file: Path) -> None:
+    """A markdown table: one completion of each model for each of ten rows, with equal noise."""
+    rows, columns = json_records(split="held_out", seed=1, count=10), []
+    for source in models:
+        model, tokenizer = load_pretrained(str(find_folder(source)))
+        codec = ChatCodec(tokenizer)
+        prompts = [Prompt(number, "", {}, tuple(codec.encode(row["prompt"]))) for number, row in enumerate(rows)]
+        engine = LocalEngine(EngineSetup(model, lambda ids, own=tokenizer: own.decode(ids, skip_special_tokens=True)))
+        sampling = Sampling(1, 1.0, 48, (tokenizer.eos_token_id,))
+        columns.append([one.text for one in engine.generate(make_requests(prompts, 1), sampling, NoiseKey(1, "examples", 0))])
+    lines = ["# Ten completions before and after", "", "The first ten held-out rows, temperature 1, at most 48 tokens, the same noise for both models; ✓ and ✗ by the reward.", "",
+             f"Written by `python benchmarks/smollm2_controls.py smollm2 RUN/model --examples {file.name}`.", ""]  # fmt: skip
+    for row, texts in zip(rows, zip(*columns, strict=True), strict=True):
+        scores = score_instructions(list(texts), instructions=[row["instructions"]] * len(texts))
+        lines += [f"> {row['prompt'][0]['content']}".replace("\n", "\n> "), ""]
+        for text, score in zip(texts, scores, strict=True):
+            lines += [f"{'✓' if score else '✗'}", "", *(f"    {line}" for line in text.splitlines()), ""]
+    file.write_text("\n".join(lines), encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="+")
-    parser.add_argument("--output", type=Path, required=True)
+    written = parser.add_mutually_exclusive_group(required=True)
+    written.add_argument("--output", type=Path, help="scores as JSON")
+    written.add_argument("--examples", type=Path)
     chosen = parser.parse_args()
+    if chosen.examples:
+        write_examples(chosen.models, chosen.examples)
+        return
     tokenizer = AutoTokenizer.from_pretrained(find_folder("smollm2"))
     found: dict[str, dict[str, dict[str, float]]] = {}
     for model in chosen.models:
