@@ -297,3 +297,8 @@ def test_votes_are_counted_on_one_form():
     assert extract(r"<think>\boxed{4}</think>") is None
     assert extract("<answer>0.5</answer>") == extract("<answer>\nx = 1/2\n</answer>") == "1/2"
     assert extract("<think><answer>4</answer></think>") is extract("<answer>4") is None
+
+
+def test_a_number_times_a_letter_is_not_the_expected_number_and_starts_no_worker(monkeypatch):
+    monkeypatch.setattr(Comparer, "ask", lambda self, messages: pytest.fail("asked a worker") if messages else [])
+    assert math_answer([r"\boxed{36x}", r"\boxed{2xy}", r"\boxed{36}"], answer=["36"] * 3) == [0.0, 0.0, 1.0]
