@@ -77,7 +77,7 @@ def test_gsm8k_asks_for_a_box_and_reads_the_gold_out_of_a_whole_solution():
 
 TAKEN = ["36", "36.", "**36**.", "She has 36 apples.", "12 + 24 = 36", "$36$", "3 x 12 =36", "36kg", "=> 36", "-> 36", "<b>36</b>",
          "7 + 29 = 36\n- 36", "1. Add them: 12 + 24 = 36\n2. That is all"]  # fmt: skip
-NOT_TAKEN = ["36x", "36%", ">36", "< 36", r"\ne 36", r"3 \times 36", "5 + 36", "40 - 36", "36+1", "36^2", "1/36", "136", "36.5", "-36",
+NOT_TAKEN = ["36x", "36%", ">36", "< 36", r"\ne 36", r"3 \times 36", "5 + 36", "It is 40 - 36", "36+1", "36^2", "1/36", "136", "36.5", "-36",
              "It is 40.\n36. Count the number of"]  # fmt: skip
 
 
