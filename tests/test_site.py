@@ -231,8 +231,40 @@ def test_the_blocks_of_a_page_run(page, trained, checked, chat_model, tmp_path, 
 
 def test_pages_with_blocks_are_all_run():
     run = {"how-to/own-data.md", "how-to/own-reward.md", "how-to/own-algorithm.md", "how-to/chat-models.md", "from-trl.md"}
-    run |= {"start/tutorial.md", "understand/grpo.md"}
+    run |= {"start/tutorial.md", "understand/grpo.md", "how-to/environments.md"}
     assert {page.relative_to(DOCS).as_posix() for page in NEW if read_blocks(page, "python")} == run
+
+
+def test_environments_of_the_page_can_be_played(tmp_path, monkeypatch):
+    import asyncio
+    import importlib
+    import sys
+
+    from cohort.environments.episodes import EpisodeHost
+    from cohort.environments.registry import Environments
+    from cohort.recipe.schema import EnvironmentConfig
+
+    counter, call, frozen = read_blocks(DOCS / "how-to" / "environments.md", "python")
+    (tmp_path / "games.py").write_text(counter)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(cohort, "train", lambda **named: given.update(named))
+    exec(compile(call, "page", "exec"), {})
+    environments = Environments(EnvironmentConfig(source=given["environment"], max_turns=given["max_turns"]))
+    row = environments.add_seeds(given["prompts"])[0]
+    host = EpisodeHost()
+    message = {"id": 1, "text": None, "calls": [["increment", {"step": row["target"]}]], "finish": True, "score": False}
+    reply = asyncio.run(host.handle({**message, "begin": environments.begin(row)}))
+    assert (reply["results"], reply["reward"]) == ([[str(row["target"]), ""]], 1.0)
+    assert environments.list_schemas("")[0]["function"]["description"] == "Increase the counter."
+    world = SimpleNamespace(reset=lambda seed: (0, {}), step=lambda move: (move, 1.0, move == 3, False, {}))
+    monkeypatch.setitem(sys.modules, "gymnasium", SimpleNamespace(make=lambda *_, **__: world))
+    played = run_blocks([frozen]).Frozen()
+    assert played.reset(seed=1).startswith("You are at 0")
+    assert (played.step("down "), played.step("fly")[:5], played.step("up")) == ("You are at 1.\n", "Write", None)
+    assert played.get_reward() == 2.0
+    importlib.invalidate_caches()
+    sys.modules.pop("games", None)
 
 
 def test_own_choices_of_the_page_are_taken(tmp_path, monkeypatch):
@@ -271,7 +303,7 @@ def test_the_notebook_runs_cell_by_cell(chat_model, tmp_path, monkeypatch, capsy
 def test_own_values_of_recipes_on_pages_are_taken(tmp_path):
     """Blocks of TOML, each a recipe of its own."""
     blocks = [block for page in NEW for block in read_blocks(page, "toml")]
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
         (tmp_path / "my.toml").write_text(block, encoding="utf-8")
         load_recipe(tmp_path / "my.toml")

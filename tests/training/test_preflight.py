@@ -227,7 +227,7 @@ def check_lengths(
     run: Any = SimpleNamespace(
         policy=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))),
         recipe=SimpleNamespace(evaluation=SimpleNamespace(max_completion_tokens=evaluated)),
-        sampling=SimpleNamespace(max_completion_tokens=completion),
+        sampling=SimpleNamespace(max_completion_tokens=completion, max_reply_tokens=0),
     )
 
     def prompts(length: int) -> list[Prompt]:

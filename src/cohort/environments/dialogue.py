@@ -59,6 +59,9 @@ class Dialogue:
         if any(len(one["content"]) > most for one in messages):
             messages, cut = [{**one, "content": one["content"][:most]} for one in messages], True
         ids, room = self._encode(messages), self.max_tokens
+        if not self.is_chat:
+            kept = ids[: self.max_tokens]
+            return tuple(kept), tuple(messages), cut or len(kept) < len(ids)
         while len(ids) > self.max_tokens:
             cut, room = True, room - max(1, (len(ids) - self.max_tokens) // len(messages))
             messages = [{**one, "content": self._cut(one["content"], max(0, room))} for one in messages]

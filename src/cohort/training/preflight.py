@@ -25,7 +25,7 @@ from cohort.model.critic import NoCritic
 from cohort.model.examples import make_examples
 from cohort.model.frozen import inspect_teacher
 from cohort.model.policy import Policy
-from cohort.recipe.rules import measures_kl, scores_prompts
+from cohort.recipe.rules import ENVIRONMENT_REWARD, measures_kl, scores_prompts
 from cohort.recipe.schema import PromptsConfig
 from cohort.rewards.contract import importable_name
 from cohort.rewards.outcomes import fails_everywhere
@@ -158,6 +158,9 @@ def rewards_format(function: str | Callable[..., Any]) -> bool:
 def check_reference_answers(run: Run, prompts: Sequence[Prompt], name: str = "") -> list[Check]:
     """Check that reference answers score, and answers of other rows do not: errors of a verifier corrupt the gradient."""
     rewards, of_set = run.rewards.for_set(name), f" of {name}" * bool(name)
+    deciding = [*(part for part in rewards.parts if part.outcome), *rewards.parts][:1]
+    if deciding and deciding[0].function == ENVIRONMENT_REWARD:
+        return [Check("skip", "answers", f"the environment decides success{of_set}, so there are no texts to score")]
     column = run.recipe.cold_start.completion_column
     rows = [prompt for prompt in prompts[: 4 * ANSWER_ROWS] if list_answer_texts(prompt, column)][:ANSWER_ROWS]
     if len(rows) < 2:
@@ -193,7 +196,8 @@ def list_answer_texts(row: Prompt, column: str, thinking: bool = False) -> list[
     thinking: also after a thought, and after a thought that the prompt has opened, for rewards of such a format.
     """
     if column in row.columns:
-        return [str(row.columns[column])]
+        shown = row.columns[column]
+        return ["\n".join(map(str, shown[::2]))] if isinstance(shown, list) else [str(shown)]  # turns and replies
     if row.reference_answer is None:
         return []
     answer = write_cell(row.reference_answer)
