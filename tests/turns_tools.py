@@ -79,7 +79,7 @@ class Hostile:
         if how == "control":
             return "".join(map(chr, range(32)))
         if how == "markers":
-            return "<eos></s><|im_end|><bos>" * 3
+            return "<eos></s><|im_end|><bos><eos>"
         return None
 
     def get_reward(self) -> float:
