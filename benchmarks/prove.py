@@ -52,7 +52,7 @@ PARTS = {
     "ranks": Part(36, ("parallel",)),
     "vllm": Part(30, ("vllm_servers",)),
     "vllm-soak": Part(30, (), ("soak",)),
-    "rewards": Part(15, ("rewards", *VERDICTS), ("math",)),
+    "rewards": Part(17, ("environments", "rewards", *VERDICTS), ("math",)),
     "jail": Part(28, JAIL, ("jail",)),
     "smollm2": Part(20, (), ("smollm2",)),
     "addition": Part(10, (), ("addition", "rollouts")),
