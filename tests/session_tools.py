@@ -202,7 +202,7 @@ def differences(run: Path, expected: Path) -> list[str]:
             found.append(name)
     if list_found(run) != list_found(expected):
         found.append("findings in events.jsonl")
-    summaries = [{**without_timing(summary_of(one)), "ranks": None} for one in (run, expected)]
+    summaries = [{**without_timing(summary_of(one)), "ranks": None, "paths": None} for one in (run, expected)]
     if summaries[0] != summaries[1]:
         found.append("summary.json")
     found += [f"leftover {path}" for path in leftovers(run)]

@@ -79,8 +79,8 @@ HANDED = [
             "training/build.py:settle_products",
             "model/policy.py:Policy.save",
             "training/stages.py:observe_step",
-            "training/stages.py:save_run",
-            "training/checkpoint.py:save_together",
+            "training/stages.py:plan_pruning",
+            "training/saver.py:Saver._advance",
         ],
     ),  # work of rank 0 for all ranks: folder, checkpoints, exports, stop reason
     (
@@ -92,6 +92,7 @@ HANDED = [
             "model/backbone.py:score_tokens",
         ],
     ),  # each rank's share: draws, rewards, scoring passes
+    (["base/threads.py:Worker.submit"], ["training/saver.py:Saver._submit"]),  # writing a checkpoint
     (["training/launch.py:claim_folder"], ["session.py:start"]),  # how to make the folder
     (
         ["rewards/retry_one_by_one.py:Progress._advance"],

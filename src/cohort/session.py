@@ -121,7 +121,7 @@ class Session:
         """Do the missing phases in order. Whatever ends the run, its state is saved and summary.json records how it ended."""
         from cohort.ops import determinism, products
         from cohort.training.preflight import run_cheap_checks
-        from cohort.training.stages import save_last_state
+        from cohort.training.stages import save_last_state, wait_for_save
 
         self._write_summary("running")
         run: Run | None = None
@@ -135,11 +135,13 @@ class Session:
                     if check.level in ("warning", "failure"):
                         self._notify(f"warning: {check.name}: {check.text}")
                 run, state, encoded = assembled  # only from here on is there a state to save
+                state.saver.resume, state.saver.warn = self._resume_command(), self._notify
                 self._cold_start(run, state, encoded)
                 self._evaluate_if_missing("before", run, state)
                 self._train(run, state, encoded)
                 run.policy.save(self.folder.model, merge=self.recipe.model.lora.merge)
                 self._evaluate_if_missing("after", run, state)
+                wait_for_save(run, state)
                 return self._finish("finished", run, state)
             except Interrupted as signal:
                 saved = save_last_state(run, state, signal) if run and state else f"{signal}: nothing to save yet"
@@ -158,6 +160,9 @@ class Session:
                 with suppress(OSError):  # the disk may be full; the error itself is what counts
                     self._finish("failed", run, state, error=problem)
                 raise problem from problem.__cause__ or happened
+            finally:
+                if state:
+                    state.saver.close()
 
     # -- construction --------------------------------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from cohort.base.world import World
+from cohort.errors import CheckpointError
 from cohort.model import lora, sharding
 from cohort.model.critic import Critic
 from cohort.model.examples import Example
@@ -34,6 +35,7 @@ from cohort.model.scratch import build_tokenizer
 from cohort.model.sharding import PolicyShards, ShardedWeights, Sharding
 from cohort.recipe.schema import CriticConfig, LoraConfig, OptimizerConfig
 from cohort.training import checkpoint
+from cohort.training.saver import Saver
 
 KINDS = ("untied", "tied", "lora")
 STEPS, RATE = 2, 1e-2
@@ -260,15 +262,22 @@ class Few(World):
 
     def compute(self, work: Callable[[], Sequence[Any]]) -> list[Any]:
         theirs: list[Any] = [None] * self.size
-        dist.all_gather_object(theirs, list(work()), group=self.group)
+        try:
+            mine: Any = list(work())
+        except CheckpointError as problem:
+            mine = str(problem)
+        dist.all_gather_object(theirs, mine, group=self.group)
+        for share in theirs:
+            if isinstance(share, str):
+                raise CheckpointError(share)
         return [one for share in theirs for one in share]
 
     def on_main(self, work: Callable[[], Any]) -> Any:
         return self.compute(lambda: [work()] if self.rank == 0 else [])[0]
 
 
-def save_slices(mesh: DeviceMesh, root: Path) -> None:
-    """Checkpoint of a large model: each rank writes its slices."""
+def save_slices(mesh: DeviceMesh, root: Path) -> str:
+    """Checkpoint of a large model: each rank writes its slices. Then the second rank finds no space; returns the error."""
     policy = make_policy("untied")
     weights = ShardedWeights(PolicyShards(policy, Sharding(mesh, torch.float32, exact=True)))
     optimizer = Optimizer(weights, OptimizerConfig(learning_rate=RATE), 10)
@@ -279,7 +288,25 @@ def save_slices(mesh: DeviceMesh, root: Path) -> None:
     moments, counters = optimizer.state()
     tensors = {"weights": weights.tensors(), "optimizer": moments}
     sharding.LARGE = 1 << 30
-    checkpoint.save_together(Few(mesh.get_group(), mesh.size()), root, "step-1", checkpoint.Snapshot(tensors, counters))
+    saver, few = Saver(), Few(mesh.get_group(), mesh.size())
+    saver.start(few, root, "step-1", lambda: checkpoint.Snapshot(tensors, counters), lambda: None)
+    saver.wait(few)
+    write = checkpoint.write_file
+    if few.rank == 1:
+        checkpoint.write_file = refuse  # type: ignore[assignment]
+    saver.start(few, root, "step-2", lambda: checkpoint.Snapshot(tensors, counters), lambda: None)
+    try:
+        saver.wait(few)
+        refused = "nothing"
+    except CheckpointError as problem:
+        refused = str(problem)
+    checkpoint.write_file = write
+    saver.close()
+    return refused
+
+
+def refuse(file: Path, *parts: Any) -> Any:
+    raise OSError(28, "No space left on device", str(file))
 
 
 def load_slices(mesh: DeviceMesh, root: Path) -> dict[str, Any]:
@@ -311,7 +338,7 @@ def run_rank(rank: int, store: str, out: str) -> None:
     found["loaded 3"] = load_elsewhere(saved[0] or {}, DeviceMesh.from_group(groups[3], "cpu"))
     root = Path(out).parent / "checkpoints"
     if rank < 2:
-        save_slices(DeviceMesh.from_group(groups[2], "cpu"), root)
+        found["refused"] = save_slices(DeviceMesh.from_group(groups[2], "cpu"), root)
     dist.barrier()
     found["slices 3"] = load_slices(DeviceMesh.from_group(groups[3], "cpu"), root)
     if rank == 0:

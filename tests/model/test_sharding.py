@@ -107,6 +107,8 @@ def test_slices_that_two_ranks_wrote_are_one_checkpoint_for_three_and_for_one_pr
     from model.sharding_ranks import make_policy
 
     root = found["checkpoints"]
+    assert [folder.name for folder in root.iterdir()] == ["step-1"], "of step-2, which a rank could not write, nothing is left"
+    assert "No space left on device" in found["refused"]
     names = {file.name for file in (root / "step-1").iterdir()}
     assert names == {
         *("weights.0-of-2.safetensors", "weights.1-of-2.safetensors", "optimizer.0-of-2.safetensors"),

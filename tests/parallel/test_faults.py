@@ -23,7 +23,7 @@ from torchrun_tools import RankTrap, start_torchrun, torchrun_server
 from cohort.base.processes import children_of
 from cohort.base.world import ALONE
 from cohort.errors import RankError
-from cohort.training import launch
+from cohort.training import checkpoint, launch
 from session_tools import ONE_THREAD, Child, ForkServer, fork_server, leftovers, rows_of, summary_of, write_recipe
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -155,6 +155,23 @@ def test_a_rank_killed_in_any_stage(
     if rank == 1 and stage == "building":  # nothing was earned, and nothing is left
         assert not run.exists()
         return
+    check_resumed(server, run, expected, size=3)
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("call", [9, 14, 22])
+def test_the_main_rank_killed_while_it_writes_a_checkpoint(
+    call: int, server: ForkServer, recipe: Path, expected: str, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    child = train(
+        server, recipe, run, "checkpoints.every_steps=1", traps={0: [RankTrap("cohort.training.checkpoint:write_file", call)]}
+    )
+    assert child.wait() == 1, child.output
+    [error] = list_errors(child)
+    assert "rank 0 (process " in error
+    for kept in checkpoint.list_checkpoints(run / "checkpoints"):
+        checkpoint.verify(kept)
     check_resumed(server, run, expected, size=3)
 
 

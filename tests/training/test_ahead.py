@@ -306,7 +306,7 @@ MOMENTS = {
     ],
     "while scoring ahead, then inside a save": [
         Trap("cohort.training.rollouts:score_groups", 4),
-        Trap("cohort.training.checkpoint:save_file", 6),
+        Trap("cohort.training.checkpoint:write_tensors", 6),
     ],
 }
 

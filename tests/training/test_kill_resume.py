@@ -99,7 +99,7 @@ SAVING = "cohort.training.checkpoint:"
 MOMENTS = {
     "inside the cold start, then inside a save": [
         Trap("cohort.training.cold_start:supervised_update", 7),
-        Trap(SAVING + "digest_file", 29),
+        Trap(SAVING + "write_file", 29),
     ],
     "between minibatches, twice": [
         Trap("cohort.model.optim:Optimizer.clip_and_step", 24 + 6 + 2, after=True),
@@ -138,9 +138,9 @@ def test_the_uninterrupted_run_in_another_process_is_the_same(world, tmp_path):
 PLACES = [
     ("cohort.training.cold_start:supervised_update", 24),
     ("cohort.model.optim:Optimizer.clip_and_step", 24 + 30),
-    (SAVING + "digest_file", 40),
-    (SAVING + "save_file", 28),
-    (SAVING + "flush", 60),
+    (SAVING + "write_file", 60),
+    (SAVING + "write_tensors", 28),
+    (SAVING + "flush", 30),
     ("pathlib:Path.rename", 20),
     ("shutil:rmtree", 30),
     ("os:fsync", 60),
@@ -217,8 +217,8 @@ def test_two_signals_at_once_are_one(world):
     server, recipe, folder, whole = world
     run = folder / "twice"
     traps = [
-        Trap("cohort.training.checkpoint:digest_file", 45, signal=signal.SIGTERM),
-        Trap("cohort.training.checkpoint:digest_file", 46, signal=signal.SIGINT),
+        Trap("cohort.training.checkpoint:write_file", 45, signal=signal.SIGTERM),
+        Trap("cohort.training.checkpoint:write_file", 46, signal=signal.SIGINT),
     ]
     child = server.run("train", recipe, f"name={run.name}", f"runs_folder={folder}", "monitors.console=true", traps=traps)
     assert child.wait() == 130, child.output
@@ -275,12 +275,17 @@ def test_a_signal_while_starting_is_an_interruption_too(world):
 
 
 def stopped_run(world, name: str, **settings: object) -> Path:
-    """A run killed in its fifth step, with checkpoints step-2 and step-4."""
+    """A run killed once step-4 is saved, with step-2 before it; the cold start saved 13 times."""
     server, recipe, folder, _ = world
     run = folder / name
     words = [f"{key}={value}" for key, value in settings.items()]
     child = server.run(
-        "train", recipe, f"name={name}", f"runs_folder={folder}", *words, traps=[Trap("cohort.loop:make_batch", 5)]
+        "train",
+        recipe,
+        f"name={name}",
+        f"runs_folder={folder}",
+        *words,
+        traps=[Trap(SAVING + "prune_checkpoints", 15, after=True)],
     )
     assert child.wait() == -signal.SIGKILL
     return run
@@ -318,7 +323,7 @@ def test_damage_never_costs_the_checkpoint_that_is_still_whole(world):
     run = folder / "damaged-keep"
     child = server.run(
         "train", recipe, f"name={run.name}", f"runs_folder={folder}", "checkpoints.keep=1", "checkpoints.every_steps=1",
-        "checkpoints.best=false", traps=[Trap("cohort.loop:make_batch", 4)],
+        "checkpoints.best=false", traps=[Trap(SAVING + "prune_checkpoints", 24 + 1 + 3, after=True)],
     )  # fmt: skip
     assert child.wait() == -signal.SIGKILL
     newest = checkpoint.list_checkpoints(run / "checkpoints")[-1]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import signal
 
 import pytest
@@ -12,7 +14,7 @@ from cohort import loop, session
 from cohort.data.column_addition import column_addition
 from cohort.errors import PromptError, RunError
 from cohort.model.scratch import build_scratch
-from session_tools import rows_of, summary_of, tiny, train_tiny
+from session_tools import leftovers, rows_of, summary_of, tiny, train_tiny
 
 
 def write_rows(file, seed=0):
@@ -120,23 +122,35 @@ def test_the_number_of_slots_is_chosen_once(tmp_path, monkeypatch):
     assert session.resume(tmp_path / "run").status == "finished"
 
 
-def test_a_full_disk_names_itself_and_the_run_goes_on_later(tmp_path, monkeypatch):
-    """The save of a step fails as on a full disk: status failed, the cause in words, and a resume ends the run."""
-    from safetensors import SafetensorError
-
+def test_a_full_disk_stops_the_next_step_and_the_run_goes_on_later(tmp_path, monkeypatch):
+    """The thread that writes meets a full disk: status failed, the file, the free bytes and the command in the error, nothing half
+    written, and a resume ends the run."""
     from cohort.errors import CheckpointError
     from cohort.training import checkpoint
 
-    write = checkpoint.save_file
+    write, steps = checkpoint.write_tensors, []
 
-    def full(tensors, file):
-        if "step-0" not in str(file) and "cold" not in str(file):
-            raise SafetensorError("I/O error: No space left on device")
-        write(tensors, file)
+    def full(folder, stem, tensors):
+        if "step-0" not in str(folder) and "cold" not in str(folder):
+            write(folder, "half", {})
+            raise OSError(errno.ENOSPC, "No space left on device", str(folder / stem))
+        return write(folder, stem, tensors)
 
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "save_file", full)
-        with pytest.raises(CheckpointError, match="No space left on device"):
-            train_tiny(tmp_path)
-    assert summary_of(tmp_path / "run")["status"] == "failed"
-    assert session.resume(tmp_path / "run").status == "finished"
+        patch.setattr(checkpoint, "write_tensors", full)
+        patch.setattr("cohort.loop.observe_step", lambda run, state, watch: steps.append(state.step + 1))
+        with pytest.raises(CheckpointError) as failed:
+            train_tiny(tmp_path, **{"checkpoints.every_steps": 2, "train.num_steps": 9, "evaluation.every_steps": 0})
+    run = tmp_path / "run"
+    assert re.search(
+        rf"cannot write {run}/checkpoints/\.step-2\.tmp/weights: No space left on device \([\d,]+ bytes are free there\)\. .*"
+        rf"cohort resume {run}$",
+        str(failed.value),
+    )
+    assert steps in ([1, 2, 3], [1, 2, 3, 4]), (
+        "the error of step 2 is raised after step 3, or by the save of step 4 at the latest"
+    )
+    assert summary_of(run)["status"] == "failed"
+    assert [folder.name for folder in checkpoint.list_checkpoints(run / "checkpoints")][-1] == "step-0"
+    assert leftovers(run) == []
+    assert session.resume(run).status == "finished"

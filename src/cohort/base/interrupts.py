@@ -73,8 +73,11 @@ def _handle(number: int, frame: FrameType | None) -> None:
 
 @contextmanager
 def defer_interrupts() -> Iterator[None]:
-    """Defer signals to the end of the outermost of these blocks."""
+    """Defer signals to the end of the outermost of these blocks. No effect in other threads, which receive no signals."""
     global _depth
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     _depth += 1
     try:
         yield

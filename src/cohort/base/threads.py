@@ -94,8 +94,9 @@ class Worker:
 
     def __init__(self, name: str, threads: int = 1) -> None:
         self._tasks: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        for _ in range(threads):
-            threading.Thread(target=self._work, daemon=True, name=name).start()
+        self._threads = [threading.Thread(target=self._work, daemon=True, name=name) for _ in range(threads)]
+        for thread in self._threads:
+            thread.start()
 
     def submit(self, task: Callable[[], T]) -> Future[T]:
         """Queue a task; the future has its result or exception."""
@@ -110,9 +111,11 @@ class Worker:
         self._tasks.put(run)
         return future
 
-    def close(self) -> None:
-        """End the threads after all submitted tasks."""
+    def close(self, *, wait: bool = False) -> None:
+        """End the threads after all submitted tasks. wait: until they have ended."""
         self._tasks.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
 
     def _work(self) -> None:
         while (task := self._tasks.get()) is not None:

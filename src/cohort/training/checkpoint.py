@@ -16,25 +16,40 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import re
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 
 from cohort.base.interrupts import defer_interrupts
-from cohort.base.world import World
 from cohort.errors import CheckpointError
 
 MANIFEST = "manifest.json"
+DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of the format of safetensors."""
+PIECE = 2**26
 NEEDED = ("weights", "optimizer")
 """Tensors without which a run cannot resume."""
 FORMAT = 3
@@ -49,10 +64,24 @@ class Snapshot:
     document: Mapping[str, Any]
 
 
+@dataclass(frozen=True)
+class HostTensor:
+    """The bytes of a tensor in host memory, in pieces."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    pieces: list[Tensor]
+
+
+Tensors = Mapping[str, Tensor | HostTensor]
+
+
 def save(root: Path, name: str, snapshot: Snapshot) -> Path:
     """Write a checkpoint; whatever happens meanwhile, it either exists completely or not at all."""
     with defer_interrupts():
-        return finish(root, name, snapshot) if begin(root, name) else root / name
+        if begin(root, name):
+            finish(root, name, snapshot.tensors, json.dumps(snapshot.document))
+    return root / name
 
 
 def name_temporary(root: Path, name: str) -> Path:
@@ -74,59 +103,73 @@ def begin(root: Path, name: str) -> bool:
     return True
 
 
-def write_tensors(folder: Path, stem: str, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Write one file of a checkpoint; returns its manifest entry."""
-    file = folder / f"{stem}.safetensors"
+def write_tensors(folder: Path, stem: str, tensors: Tensors) -> dict[str, Any]:
+    """Write one file in the format of safetensors, synced piece by piece; returns its manifest entry.
+
+    The package's own function copies all tensors first and holds the interpreter's lock while it writes, which would stop training.
+    A file that is synced only at its end would delay small files of the run that are synced meanwhile, such as metrics.jsonl.
+    """
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))  # aligns every tensor
+    header: dict[str, Any] = {}
+    end = 0
+    for name, value in ordered:
+        begin, end = end, end + count_bytes(value)
+        header[name] = {"dtype": DTYPES[value.dtype], "shape": list(value.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)
+    pieces = (piece.numpy() for _, value in ordered for piece in list_pieces(value))
+    return write_file(folder / f"{stem}.safetensors", [len(text).to_bytes(8, "little") + text], pieces)
+
+
+def write_file(file: Path, *parts: Iterable[Any]) -> dict[str, Any]:
+    """Write and sync these bytes; returns the manifest entry."""
+    digest, size = hashlib.sha256(), 0
     try:
-        save_file({key: value.detach().cpu().contiguous() for key, value in tensors.items()}, file)
-    except SafetensorError as problem:  # raised for a full disk, too
-        raise CheckpointError(f"cannot write {file}: {problem}. Free some space; the run can be resumed.") from problem
-    return describe_file(file)
+        with file.open("wb", buffering=0) as stream:
+            for piece in chain(*parts):
+                left = memoryview(piece)
+                digest.update(left)
+                size += len(left)
+                while left:
+                    left = left[stream.write(left) :]
+                os.fsync(stream.fileno())
+    except OSError as problem:
+        problem.filename = str(file)
+        raise
+    return {"sha256": digest.hexdigest(), "bytes": size}
 
 
-def describe_file(file: Path) -> dict[str, Any]:
-    flush(file)
-    return {"sha256": digest_file(file), "bytes": file.stat().st_size}
+def count_bytes(value: Tensor | HostTensor) -> int:
+    return math.prod(value.shape) * value.dtype.itemsize
 
 
-def finish(root: Path, name: str, snapshot: Snapshot, written: Mapping[str, dict[str, Any]] | None = None) -> Path:
-    """Write the remaining files and the manifest, and rename the folder. written: manifest entries of files written by other ranks."""
-    with defer_interrupts():
-        target, temporary = root / name, name_temporary(root, name)
-        files = dict(written or {})
-        for part, tensors in snapshot.tensors.items():
-            files[f"{part}.safetensors"] = write_tensors(temporary, part, tensors)
-        (temporary / "state.json").write_text(json.dumps(snapshot.document), encoding="utf-8")
-        files["state.json"] = describe_file(temporary / "state.json")
-        manifest = {"format": FORMAT, "files": dict(sorted(files.items()))}
-        (temporary / MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        for path in (temporary / MANIFEST, temporary):
-            flush(path)
-        temporary.rename(target)
-        flush(root)
+def list_pieces(value: Tensor | HostTensor) -> Iterator[Tensor]:
+    if isinstance(value, HostTensor):
+        yield from value.pieces
+    else:
+        yield from (piece.cpu() for piece in read_bytes(value).split(PIECE) if len(piece))
+
+
+def read_bytes(value: Tensor) -> Tensor:
+    """The bytes of a tensor, as a flat view of it if it is contiguous."""
+    return value.detach().contiguous().flatten().view(torch.uint8)
+
+
+def finish(
+    root: Path, name: str, tensors: Mapping[str, Tensors], document: str, written: Mapping[str, dict[str, Any]] | None = None
+) -> Path:
+    """Write the files and the manifest, and rename the folder. written: manifest entries of files that exist already."""
+    target, temporary = root / name, name_temporary(root, name)
+    files = dict(written or {})
+    for part, own in tensors.items():
+        files[f"{part}.safetensors"] = write_tensors(temporary, part, own)
+    files["state.json"] = write_file(temporary / "state.json", [document.encode()])
+    manifest = {"format": FORMAT, "files": dict(sorted(files.items()))}
+    write_file(temporary / MANIFEST, [json.dumps(manifest, indent=1).encode()])
+    flush(temporary)
+    temporary.rename(target)
+    flush(root)
     return target
-
-
-def save_together(world: World, root: Path, name: str, snapshot: Snapshot) -> Path:
-    """Write one checkpoint from all ranks, which all call this. The main rank writes the tensors that are not sharded."""
-    shards = {part: own for part, tensors in snapshot.tensors.items() if (own := select_shards(tensors))}
-    if not shards:
-        return world.on_main(lambda: save(root, name, snapshot))
-    if not world.on_main(lambda: begin(root, name)):
-        return root / name
-    folder = name_temporary(root, name)
-
-    def write_own() -> list[tuple[str, dict[str, Any]]]:
-        files = {f"{part}.{world.rank}-of-{world.size}": own for part, own in shards.items()}
-        return [(f"{stem}.safetensors", write_tensors(folder, stem, own)) for stem, own in files.items()]
-
-    written = dict(world.compute(write_own))
-    whole = {
-        part: {key: value for key, value in tensors.items() if not is_sharded(value)}
-        for part, tensors in snapshot.tensors.items()
-    }
-    rest = replace(snapshot, tensors={part: tensors for part, tensors in whole.items() if tensors})
-    return world.on_main(lambda: finish(root, name, rest, written))
 
 
 def load(folder: Path, *, verified: bool = False) -> Snapshot:

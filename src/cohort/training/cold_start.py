@@ -42,6 +42,7 @@ def cold_start(run: Run, state: TrainState, demonstrations: Sequence[WrittenRow]
         prompts = stream.take(state.cold_steps * recipe.batch_size, recipe.batch_size)
         loss = supervised_update(run, state, [by_index[prompt.index] for prompt in prompts])
         run.monitors.on_progress(state.cold_steps, {"loss": loss} if success is None else {"loss": loss, "success": success})
+        state.saver.check(run.world)
         every = run.recipe.checkpoints.every_steps
         if every and state.cold_steps % every == 0:
             save_run(run, state)

@@ -6,9 +6,8 @@ import math
 import platform
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -33,7 +32,7 @@ from cohort.recipe.schema import Recipe
 from cohort.training import checkpoint
 from cohort.training.rollouts import Collection, RewardScorer, group_rollouts
 from cohort.training.run import Run, TrainingRun
-from cohort.training.state import Batch, Save, TrainState
+from cohort.training.state import Batch, TrainState
 from cohort.training.trace import make_token_rows
 from cohort.training.updates import UpdateMeter, check_same_policy, kl_limit, merge_update_metrics
 from cohort.types import NoiseKey, Prompt, Rollout, Sampling
@@ -124,8 +123,9 @@ def measure_step(run: TrainingRun, state: TrainState, row: Mapping[str, Any], wa
     memory = measure_peak_memory(run.policy.device)
     measured = make_time_metrics(laps.seconds) | make_speed_metrics(row, laps.seconds, find_costs(run))
     measured["perf/peak_memory_gib"] = memory
-    if "checkpoint" in laps.seconds and state.saves and state.saves[-1].size:
-        measured["perf/checkpoint_bytes_per_second"] = state.saves[-1].size / max(state.saves[-1].seconds, 1e-9)
+    if (write := state.saver.take_new_write()) and write.size:
+        measured["perf/checkpoint_seconds"] = write.seconds
+        measured["perf/checkpoint_bytes_per_second"] = write.size / max(write.seconds, 1e-9)
     if run.world.size > 1:
         records = run.world.gather([make_record(run.world.rank, platform.node(), laps, memory)])
         run.monitors.on_ranks(row["step"], records)
@@ -172,10 +172,16 @@ def refuse_unscored_run(recipe: Recipe, state: TrainState) -> None:
 
 
 def save_if_due(run: Run, state: TrainState) -> None:
+    """Begin to save if a checkpoint is due, and stop if writing the last one has failed."""
     every = run.recipe.checkpoints.every_steps
-    if state.best_step == state.step or (every and state.step % every == 0):
+    due = state.best_step == state.step or (every and state.step % every == 0)
+    if due:
         save_run(run, state)
-        charge_time(state, "checkpoint")
+    elif state.saver.open:
+        state.saver.check(run.world)
+    else:
+        return
+    charge_time(state, "checkpoint")
 
 
 def charge_time(state: TrainState, stage: str) -> None:
@@ -185,14 +191,23 @@ def charge_time(state: TrainState, stage: str) -> None:
 
 
 def save_run(run: Run, state: TrainState) -> None:
-    """Save a checkpoint, delete old ones, and update best.json."""
+    """Begin to save a checkpoint, once the one before is written; then old ones are deleted and best.json is updated."""
     began = time.monotonic()
+    saver = state.saver
+    saver.wait(run.world)
     state.seconds = began - run.began
-    exists = (run.folder.checkpoints / state.checkpoint_name).is_dir()
-    snapshot = state.make_snapshot()  # on all ranks: of a sharded model each rank contributes its shards
-    saved = checkpoint.save_together(run.world, run.folder.checkpoints, state.checkpoint_name, snapshot)
-    size = run.world.on_main(lambda: prune_checkpoints(run, state, saved))
-    state.saves.append(Save(time.monotonic() - began, 0 if exists else size))
+    with defer_interrupts():
+        name = state.checkpoint_name
+        # Made by all ranks: of a sharded model each rank contributes its shards.
+        saver.start(run.world, run.folder.checkpoints, name, state.make_snapshot, plan_pruning(run, state, name))
+    saver.stops.append(time.monotonic() - began)
+
+
+def wait_for_save(run: Run, state: TrainState) -> None:
+    """Wait until the last checkpoint is written."""
+    began = time.monotonic()
+    state.saver.wait(run.world)
+    state.saver.stops.append(time.monotonic() - began)
 
 
 def save_last_state(run: Run, state: TrainState, signal: Interrupted | None) -> str:
@@ -203,7 +218,12 @@ def save_last_state(run: Run, state: TrainState, signal: Interrupted | None) -> 
     try:
         if isinstance(signal, InterruptedAgain):
             raise signal
+        try:
+            wait_for_save(run, state)
+        except CheckpointError as problem:  # of an earlier state, which this one replaces
+            run.monitors.on_message(f"warning: {problem}")
         save_run(run, state)
+        wait_for_save(run, state)
     except InterruptedAgain as again:
         kept = [folder.name for folder in checkpoint.list_checkpoints(run.folder.checkpoints)]
         if state.checkpoint_name in kept:
@@ -217,14 +237,17 @@ def save_last_state(run: Run, state: TrainState, signal: Interrupted | None) -> 
     return f"{signal}: saved"
 
 
-def prune_checkpoints(run: Run, state: TrainState, saved: Path) -> int:
-    """Delete old checkpoints and update best.json; returns the bytes of the one just saved."""
-    keep = run.recipe.checkpoints.keep
-    checkpoint.prune_checkpoints(run.folder.checkpoints, keep, always=f"step-{state.best_step}", newest=saved.name)
-    if state.best_step >= 0:
-        best = {"checkpoint": f"step-{state.best_step}", **describe_best(run.recipe, state)}
-        run.folder.write_json(run.folder.checkpoints / "best.json", best)
-    return sum(size for size, _ in checkpoint.list_files(saved).values())
+def plan_pruning(run: Run, state: TrainState, saved: str) -> Callable[[], None]:
+    """The work after this checkpoint: delete old ones and update best.json. It reads nothing that training changes."""
+    root, keep, best_step = run.folder.checkpoints, run.recipe.checkpoints.keep, state.best_step
+    best = {"checkpoint": f"step-{best_step}", **describe_best(run.recipe, state)} if best_step >= 0 else None
+
+    def prune() -> None:
+        checkpoint.prune_checkpoints(root, keep, always=f"step-{best_step}", newest=saved)
+        if best:
+            run.folder.write_json(root / "best.json", best)
+
+    return prune
 
 
 def sample_rollouts(
@@ -250,12 +273,13 @@ def describe_end(run: Run, state: TrainState) -> dict[str, Any]:
         "peak_memory_gib": round(measure_peak_memory(run.policy.device), 4),
         "paths": describe_paths(run),
     }
-    if written := [save.size for save in state.saves if save.size]:
+    if written := [write for write in state.saver.writes if write.size]:
         summary["saving"] = {
             "count": len(written),
-            "seconds": round(sum(save.seconds for save in state.saves), 3),
-            "longest": round(max(save.seconds for save in state.saves), 3),
-            "bytes": written[-1],
+            "stopped_seconds": round(sum(state.saver.stops), 3),
+            "longest_stop": round(max(state.saver.stops), 3),
+            "written_seconds": round(sum(write.seconds for write in written), 3),
+            "bytes": written[-1].size,
         }
     others = {
         "products": state.products,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from itertools import takewhile
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from cohort.model.optim import Optimizer
 from cohort.model.packing import Layouts, Minibatch
 from cohort.training import checkpoint
 from cohort.training.rollouts import decode_rollouts, encode_rollouts
+from cohort.training.saver import Saver
 from cohort.training.trace import TokenTrace
 from cohort.training.updates import UpdateMeter
 from cohort.types import Prompt, Rollout
@@ -57,14 +58,6 @@ class Component(Protocol):
         ...
 
     def load_state(self, tensors: Mapping[str, Any], document: Mapping[str, Any], /) -> None: ...
-
-
-class Save(NamedTuple):
-    """The cost of saving once."""
-
-    seconds: float
-    size: int
-    """Bytes; 0 if the checkpoint existed already."""
 
 
 @dataclass(kw_only=True)
@@ -134,8 +127,7 @@ class TrainState:
     """Step before which no further message about an incomplete batch is printed."""
     stop_reason: str = ""
     """Becomes `stopped` when the step is finished."""
-    saves: list[Save] = field(default_factory=list)
-    """All saves of this process."""
+    saver: Saver = field(default_factory=Saver)
     watch: Stopwatch | None = None
     """The stopwatch of the last recorded step. Saving comes after its row, so its seconds count in the row of the next step."""
 
@@ -213,7 +205,7 @@ class TrainState:
         return self.batch is not None and (bool(self.update_metrics) or not self.batch.keyed)
 
     def make_snapshot(self) -> checkpoint.Snapshot:
-        """The content of a checkpoint. Tensors that this process holds whole are not copied."""
+        """The content of a checkpoint, valid until training continues: tensors that this process holds whole are not copied."""
         moments, counters = self.optimizer.state()
         tensors: dict[str, dict[str, Tensor]] = {"weights": self.optimizer.weights.tensors(), "optimizer": moments}
         document: dict[str, Any] = {name: getattr(self, name) for name in SAVED_FIELDS} | {"optimizer": counters}
