@@ -9,12 +9,12 @@ from stub import GENERATE, run_stubs
 
 from cohort.errors import EngineError
 from cohort.observe.metrics import find_metric
-from cohort.recipe.file import load_recipe
+from cohort.recipe.file import build_recipe, load_recipe
 from cohort.recipe.values import Materials
 from cohort.session import resume, start
 from cohort.tools.evaluate import run_evaluation
 from cohort.training import build
-from session_tools import TINY
+from session_tools import TINY, tree
 
 
 def make_recipe(tmp_path, stubs, **changes):
@@ -23,9 +23,11 @@ def make_recipe(tmp_path, stubs, **changes):
         "sampling.servers": [stub.url for stub in stubs],
         "vllm.wait_s": 0,
         "vllm.limit_s": 5,
+        "cold_start.until_success": 0.99,
+        "cold_start.check_every": 12,
+        "train.num_steps": 2,
     }
-    tree = {**TINY, "cold_start": TINY["cold_start"] | {"until_success": 0.99, "check_every": 12}}
-    return load_recipe(None, values={**tree, **words, "train.num_steps": 2, **changes})
+    return build_recipe(tree(**words, **changes))
 
 
 @pytest.fixture
