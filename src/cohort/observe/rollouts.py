@@ -34,8 +34,10 @@ unscored completion, or one of a dropped group, takes part in no update (update 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import re
+import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import chain
@@ -54,6 +56,8 @@ MAX_CELL = 2000
 TOKENS = ("prompt_ids", "completion_ids", "completion_mask", "sampling_logprobs")
 """Columns of the files that monitors do not get."""
 ENCODER = json.JSONEncoder(default=str)
+SEAL = b"\xff\xfecohort crc32\xfe\xff"
+"""Precedes the checksum of a parquet file. No UTF-8 text contains it, so no completion does."""
 ROLLOUTS_NAME, TOKENS_NAME = re.compile(r"step-(\d+)\.parquet"), re.compile(r"step-(\d+)\.tokens\.parquet")
 
 
@@ -187,7 +191,22 @@ def write_table(file: Path, columns: Mapping[str, Any], repetitive: Sequence[str
     with_dictionary = [path for name in repetitive for path in (name, f"{name}.list.element")]
     table = pa.table(dict(columns))
     with replace_file(file) as temporary:
-        pq.write_table(table, temporary, use_dictionary=with_dictionary, write_page_checksum=True)
+        pq.write_table(table, temporary, use_dictionary=with_dictionary)
+        data = temporary.read_bytes()
+        end = len(data) - 8 - int.from_bytes(data[-8:-4], "little")  # readers skip what precedes the metadata
+        temporary.write_bytes(data[:end] + SEAL + zlib.crc32(data).to_bytes(4, "little") + data[end:])
+
+
+def verify_file(file: Path) -> None:
+    """Raise OSError if the file does not match its checksum. Arrow's own cover the pages, but damaged metadata can abort the process."""
+    if not file.stat().st_size:
+        return
+    with open(file, "rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data, memoryview(data) as view:
+        place = data.rfind(SEAL)
+        end = place + len(SEAL)
+        found = zlib.crc32(view[end + 4 :], zlib.crc32(view[:place]))
+        if place >= 0 and found != int.from_bytes(view[end : end + 4], "little"):
+            raise OSError("it does not match its checksum; the file is damaged")
 
 
 def make_list_column(rows: Sequence[Sequence[float]], dtype: str) -> Any:
@@ -214,27 +233,28 @@ def read_rollouts(file: Path, columns: Sequence[str] | None = None) -> list[dict
     import pyarrow.parquet as pq
 
     try:
+        verify_file(file)
         # A path would make arrow take the folder rollouts/ for a partition of a dataset. With a Python file arrow's threads need
         # the interpreter, and one that asks for it while a short command exits aborts the process (exit code 134).
         with pa.OSFile(str(file)) as stream:
             present = pq.read_schema(stream).names
             names = [name for name in present if (name not in TOKENS if columns is None else name in columns)]
             stream.seek(0)
-            table = pq.read_table(stream, columns=names, page_checksum_verification=True)
-            rows: list[dict[str, Any]] = table.to_pylist()
+            rows: list[dict[str, Any]] = pq.read_table(stream, columns=names).to_pylist()
     except (OSError, pa.ArrowException) as problem:
         raise RunError(f"{file} cannot be read ({str(problem).splitlines()[0]}).") from problem
     return rows
 
 
 def is_intact(file: Path, step: int) -> bool:
-    """Whether every page of a parquet file matches its checksum and all rows belong to the step."""
+    """Whether a parquet file matches its checksum and all rows belong to the step."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
+        verify_file(file)
         with pa.OSFile(str(file)) as stream:  # as in read_rollouts
-            table = pq.read_table(stream, page_checksum_verification=True)
+            table = pq.read_table(stream)
     except (OSError, ValueError, pa.ArrowException):
         return False
     return "step" in table.column_names and table["step"].unique().to_pylist() in ([step], [])
@@ -417,8 +437,9 @@ def read_tokens(file: Path, group: int | None = None) -> list[dict[str, Any]]:
 
     name = f"{file.parent.name}/{file.name}"
     try:
+        verify_file(file)
         with pa.OSFile(str(file)) as stream:  # as in read_rollouts
-            opened = pq.ParquetFile(stream, page_checksum_verification=True)
+            opened = pq.ParquetFile(stream)
             if reason := find_foreign_form(file, opened.metadata, opened.schema_arrow):
                 raise RunError(f"{name} cannot be read ({reason}).")
             rows: list[dict[str, Any]] = opened.read().to_pylist()

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from cohort.errors import CohortError, NotFound, RunError
-from cohort.observe.rollouts import TOKENS, Rows
+from cohort.observe.rollouts import TOKENS, Rows, verify_file
 from cohort.tools.dashboard.run_index import ShownRun
 
 TEXT, NUMBER, WHOLE, VERDICT = ("is_string", "is_large_string"), ("is_floating", "is_integer"), ("is_integer",), ("is_boolean",)
@@ -95,6 +95,7 @@ def iterate_batches(
     import pyarrow.parquet as pq
 
     try:
+        verify_file(file)
         # As in read_rollouts: neither a path nor a Python file.
         with pa.OSFile(str(file)) as stream, pq.ParquetFile(stream, buffer_size=1 << 20, pre_buffer=False) as parquet:
             names = parquet.schema_arrow.names
