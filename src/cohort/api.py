@@ -245,7 +245,7 @@ def collect_inputs(model: Any, tokenizer: Any, prompts: Any, rewards: Any) -> tu
 def translate_arguments(
     args: Any, peft_config: Any, prompts: Any, inputs: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """(settings of a GRPOConfig and a LoraConfig, without those that `given` overrides; messages about them)."""
+    """(settings of a GRPOConfig and a LoraConfig that `given` does not override; messages about them)."""
     settings: dict[str, Any] = {}
     notes = []
     if args is not None:

@@ -32,7 +32,7 @@ OPTIONS = (
     "vllm_importance_sampling_clip_max sapo_temperature_pos sapo_temperature_neg",
 )
 TRANSLATED, WHERE_CHANGED, JOINT = (names.split() for names in OPTIONS)
-"""Options that act on the training and are converted one by one; those that do not act on it and have a key here; those that are
+"""Options that act on the training and are converted one by one; options that do not act on it and have a key here; options that are
 converted together."""
 NO_EFFECT = re.compile(
     r"(log|hub|dataloader|ddp|torch_compile|torch_empty|trackio|vllm|vespo|eval|save|do|include|use_transformers|transformers)_.*"
@@ -46,7 +46,7 @@ NO_EFFECT = re.compile(
 ACTS = ("vllm_importance_sampling_clip_min", "vllm_structured_outputs_regex", "vllm_importance_sampling_cap")
 """Exceptions: these do act."""
 INSTEAD = {
-    "importance_sampling_level": "sequence is a region of its own: it cannot be combined with delta, cispo or sapo",
+    "importance_sampling_level": "sequence is a separate region: it cannot be combined with delta, cispo or sapo",
     "loss_type": "bnpo with gradient accumulation divides by the tokens of each micro-batch, so its gradient depends on the memory; use "
     "dapo. vespo is not built in",
     "optim": "AdamW is the only optimizer, in 32 or 8 bits",
@@ -115,7 +115,7 @@ def translate_lora(config: Any) -> dict[str, Any]:
 
 
 def read_config(config: Any, place: str, kind: str, *shared: str) -> tuple[dict[str, Any], list[str]]:
-    """(all options, the names of those that differ from the default). shared: options that the default object needs as well."""
+    """(all options, the names of all that differ from the default). shared: options that the default object needs as well."""
     if isinstance(config, type) or kind not in [base.__name__ for base in type(config).__mro__]:
         library = {"GRPOConfig": "trl", "LoraConfig": "peft"}[kind]
         raise RecipeError(f"{place}: give a {library}.{kind} object; got {type(config).__name__}.")
