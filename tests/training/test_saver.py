@@ -21,7 +21,7 @@ from cohort.errors import CheckpointError
 from cohort.training import checkpoint, saver
 from cohort.training.checkpoint import Snapshot
 from cohort.training.saver import Saver
-from session_tools import Trap, differences, fork_server, leftovers, rows_of, summary_of, write_recipe
+from session_tools import Trap, differences, fork_server, leftovers, summary_of, write_recipe
 
 
 @pytest.fixture
@@ -239,31 +239,31 @@ def test_a_signal_waits_for_the_write_in_progress(world):
 
 @pytest.mark.prove
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a file system")
-@pytest.mark.parametrize("how", ["full", "read-only"])
-def test_a_disk_that_refuses_a_write_stops_the_run_and_loses_nothing(world, tmp_path, how):
+@pytest.mark.parametrize(
+    ("option", "problem"), [("size=16k", "No space left on device"), ("ro", "Read-only file system")], ids=["full", "read-only"]
+)
+def test_a_disk_that_refuses_a_write_stops_the_run_and_loses_nothing(world, tmp_path, option, problem):
+    """Such a disk takes the place of checkpoints/ in the fourth step; the resume finds the checkpoints of the first three."""
     server, recipe, _, whole = world
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    size = "size=500k" if how == "full" else "size=64m"
-    subprocess.run(["mount", "-t", "tmpfs", "-o", size, "tmpfs", disk], check=True)
+    run = tmp_path / "whole"
+    folder = run / "checkpoints"
+    traps = [Trap("cohort.loop:make_batch", 4, do="sleep 5")]
+    child = server.run("train", recipe, "name=whole", f"runs_folder={tmp_path}", "monitors.console=true", traps=traps)
+    child.wait_for(lambda: (folder / "step-3").exists() and leftovers(folder) == [])
+    subprocess.run(["mount", "-t", "tmpfs", "-o", option, "tmpfs", folder], check=True)
     try:
-        words = ["train", recipe, "name=whole", f"runs_folder={disk}"]
-        if how == "read-only":  # in the thread of the main process, which mounts for all
-            child = server.run(*words, traps=[Trap("cohort.loop:make_batch", 4, do="sleep 3")])
-            child.wait_for(lambda: (disk / "whole" / "metrics.jsonl").exists() and len(rows_of(disk / "whole")) >= 3)
-            subprocess.run(["mount", "-o", "remount,ro", disk], check=True)
-            assert child.wait() == 1, child.output
-            assert "Read-only file system" in child.output
-        else:
-            child = server.run(*words)
-            assert child.wait() == 1, child.output
-            assert "No space left on device" in child.output
-            assert "bytes are free there" in child.output
-            assert f"cohort resume {disk / 'whole'}" in child.output
-            assert [path for path in leftovers(disk / "whole") if path.parent.name == "checkpoints"] == []
-        subprocess.run(["mount", "-o", "remount,rw,size=64m", disk], check=True)
-        child = server.run("resume", disk / "whole")
-        assert child.wait() == 0, child.output
-        assert differences(disk / "whole", whole) == []
+        assert child.wait() == 1, child.output
+        said = " ".join(child.output.split())
+        assert f"cannot write {folder}" in said
+        assert f"{problem} (" in said
+        assert "bytes are free there" in said
+        assert f"cohort resume {run}" in said
+        assert "Traceback" not in said
+        assert os.listdir(folder) == []
     finally:
-        subprocess.run(["umount", disk], check=True)
+        subprocess.run(["umount", folder], check=True)
+    assert summary_of(run)["status"] == "failed"
+    assert checkpoint.latest(folder).folder.name == "step-3"
+    child = server.run("resume", run)
+    assert child.wait() == 0, child.output
+    assert differences(run, whole) == []
