@@ -95,6 +95,17 @@ COMBINATIONS = [  # refused, because, instead
         "algorithm=cispo teacher=a_folder",
     ),
     ("group_size=1", "the group is the baseline", "algorithm=reinforce++ group_size=1"),
+    (
+        "environment.source=mine:Game advantage=process",
+        "the policy decides how many steps there are",
+        "environment.source=mine:Game advantage=turns",
+    ),
+    (
+        "environment.source=mine:Game reward_model.iterations=1",
+        "a reward model scores single completions, not episodes",
+        "environment.source=mine:Game",
+    ),
+    ("advantage=turns", "the turns of an environment, and there is none", "environment.source=mine:Game advantage=turns"),
     ("temperature=0", "all completions of a group are the same", "temperature=0.6"),
     ("top_p=0.9", "cutting probability mass biases the ratio", "evaluation.top_p=0.9"),
 ]

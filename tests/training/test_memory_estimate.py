@@ -25,7 +25,7 @@ from cohort.training.memory_estimate import (
     describe_memory,
     estimate_memory,
 )
-from cohort.types import Prompt
+from cohort.types import Prompt, Sampling
 from session_tools import tiny, train_tiny
 
 QWEN_05B = ModelNumbers(24, 896, 14, 2, 64, 4864, 151936, 494_032_768, 357_826_560)
@@ -419,7 +419,7 @@ def test_the_numbers_of_a_rank_by_hand(settings, expected):
     run: Any = SimpleNamespace(
         recipe=recipe,
         policy=SimpleNamespace(device=torch.device("cpu"), model=torch.zeros(1), adapter=None, backbone=None),
-        sampling=SimpleNamespace(max_completion_tokens=12),
+        sampling=Sampling(4, 1.0, 12, ()),
         engine=SimpleNamespace(slots=given["engine_slots"], capabilities=able),
     )
     prompts = [Prompt(number, "q", {}, (1,) * number) for number in (1, 3, 2)]

@@ -17,7 +17,7 @@ from cohort.rewards.contract import RewardPart
 from cohort.rewards.runner import RewardRunner
 from cohort.training.build import EncodedData
 from cohort.training.preflight import Check, check_prompt_lengths, check_reference_answers, check_rollouts, check_share
-from cohort.types import Prompt, Rollout
+from cohort.types import Prompt, Rollout, Sampling
 from conftest import rollout
 from session_tools import tiny
 
@@ -221,13 +221,13 @@ def test_a_share_of_verdicts_at_its_bounds():
 
 
 def check_lengths(
-    positions: int | None, train: int, held_out: int, completion: int, evaluated: int = 0, too_long: int = 0
+    positions: int | None, train: int, held_out: int, completion: int, evaluated: int = 0, too_long: int = 0, replies: int = 0
 ) -> Check:
     config = SimpleNamespace(max_position_embeddings=positions)
     run: Any = SimpleNamespace(
         policy=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(get_text_config=lambda: config))),
         recipe=SimpleNamespace(evaluation=SimpleNamespace(max_completion_tokens=evaluated)),
-        sampling=SimpleNamespace(max_completion_tokens=completion, max_reply_tokens=0),
+        sampling=Sampling(4, 1.0, completion, (), max_reply_tokens=replies),
     )
 
     def prompts(length: int) -> list[Prompt]:
@@ -249,4 +249,6 @@ def test_prompt_and_completion_may_fill_the_positions_of_the_model():
         assert (found.level, found.blocks) == ("failure", True)
         assert text in found.text
         assert "the model has 15" in found.text
+    assert check_lengths(16, train=5, held_out=5, completion=10, replies=1).level == "ok"
+    assert " and 2 for replies of the environment need 17 positions" in check_lengths(16, 5, 5, 10, replies=2).text
     assert check_lengths(15, 6, 7, 9, evaluated=8).level == "ok"  # the limit of evaluation replaces that of training
