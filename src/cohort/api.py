@@ -23,6 +23,7 @@ from cohort.recipe.values import PYTHON_MODEL, PYTHON_ROWS, Materials
 from cohort.rewards.contract import importable_name
 from cohort.session import resume as resume_session
 from cohort.session import start as start_session
+from cohort.training import launch
 from cohort.training.launch import is_main_process
 
 if TYPE_CHECKING:
@@ -252,7 +253,9 @@ def translate_arguments(
         from cohort.recipe.trl_config import translate_config
 
         rows = len(prompts) if hasattr(prompts, "__len__") and not isinstance(prompts, str) else None
-        settings, unused = translate_config(args, rows, len(inputs.get("rewards", ())))
+        steps = {**dict(given.get("train") or {}), **given}.get("num_steps", given.get("train.num_steps"))
+        settings, unused = translate_config(args, rows, len(inputs.get("rewards", ())), steps)
+        launch.leave_process_group()
         notes = [f"args: without effect on the training, not used: {', '.join(unused)}"] if unused else []
     if peft_config is not None:
         from cohort.recipe.trl_config import translate_lora

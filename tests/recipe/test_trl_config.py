@@ -12,6 +12,7 @@ from cohort.model.optim import find_learning_rate
 from cohort.recipe.file import load_recipe
 from cohort.recipe.schema import OptimizerConfig
 from cohort.recipe.trl_config import ACTS, JOINT, NO_EFFECT, SAME, TRANSLATED, WHERE_CHANGED, translate_config, translate_lora
+from cohort.training.launch import LAUNCHED, leave_process_group
 
 trl = pytest.importorskip("trl")
 peft = pytest.importorskip("peft")
@@ -138,6 +139,8 @@ def test_options_without_effect_are_listed():
 def test_epochs_need_the_number_of_rows():
     with pytest.raises(RecipeError, match=r"args.num_train_epochs=3.0: the number of rows is not known"):
         translate(rows=None, max_steps=-1)
+    settings, _ = translate_config(config(max_steps=-1, warmup_steps=0.1, num_iterations=2), None, 1, num_steps=20)
+    assert (settings["train.num_steps"], settings["optimizer.warmup_steps"]) == (20, 4)
 
 
 def test_a_lora_config():
@@ -208,3 +211,16 @@ def test_a_warm_up_is_one_update_ahead_of_that_of_transformers(schedule):
     found = [find_learning_rate(update, 12, ours) for update in range(12)]
     assert found[:4] == pytest.approx(rates[1:5])
     assert found[4:] == pytest.approx(rates[4:])
+
+
+def test_the_process_group_that_a_config_has_joined_is_left(monkeypatch):
+    """TrainingArguments joins the default group under torchrun; a second one would be refused."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    leave_process_group()
+    assert dist.is_initialized()  # not launched: it belongs to the user's program
+    for name in LAUNCHED:
+        monkeypatch.setenv(name, "1")
+    leave_process_group()
+    assert not dist.is_initialized()

@@ -17,7 +17,7 @@ from cohort.errors import RecipeError
 from cohort.recipe.file import resolve_undotted
 from cohort.recipe.trl_names import UNCLEAR, VALUES, convert_value
 
-PAGE = "docs/from-trl.md lists what to use instead"
+PAGES = {"args": "docs/from-trl.md lists what to use instead", "peft_config": "docs/lora.md lists what adapters can be"}
 SAME = ("learning_rate", "weight_decay", "max_grad_norm", "seed", "trust_remote_code", "temperature", "entropy_coef")
 """Options of GRPOConfig that act on the training and have the same name and meaning here."""
 OPTIONS = (
@@ -69,9 +69,14 @@ INSTEAD = {
 """What to do about an option that is refused."""
 
 
-def translate_config(args: Any, rows: int | None, rewards: int) -> tuple[dict[str, Any], list[str]]:
-    """(settings by path, options listed as having no effect). rows: of the training data; None: unknown. rewards: their number."""
+def translate_config(args: Any, rows: int | None, rewards: int, num_steps: Any = None) -> tuple[dict[str, Any], list[str]]:
+    """(settings by path, options listed as having no effect). rows: of the training data; None: unknown. rewards: their number. num_steps:
+    the steps that a keyword sets instead."""
     given, changed = read_config(args, "args", "GRPOConfig", "use_cpu", "bf16", "fp16")
+    if isinstance(num_steps, int):
+        given["max_steps"] = (
+            num_steps * given["num_iterations"] * max(1, given["steps_per_generation"] // given["gradient_accumulation_steps"])
+        )
     settings: dict[str, Any] = {resolve_undotted(name): given[name] for name in SAME}
     settings |= {"algorithm.std_ddof": 1, "algorithm.std_epsilon": 1e-4}
     refused: list[str] = []
@@ -132,7 +137,8 @@ def refuse_options(place: str, names: Sequence[str], given: Mapping[str, Any]) -
     if names:
         values = {name: getattr(given[name], "value", given[name]) for name in names}
         lines = [
-            f"{place}.{name}={values[name]!r}: {INSTEAD.get(name, f'it has no counterpart here; {PAGE}')}" for name in names
+            f"{place}.{name}={values[name]!r}: {INSTEAD.get(name, f'it has no counterpart here; {PAGES[place]}')}"
+            for name in names
         ]
         raise RecipeError("\n".join(dict.fromkeys(lines)))
 

@@ -48,6 +48,14 @@ def find_world(read_limit: Callable[[], float]) -> World:
     return join_ranks(read_limit())
 
 
+def leave_process_group() -> None:
+    """Leave the default process group, which transformers' TrainingArguments joins under torchrun; a run makes its own."""
+    from torch import distributed
+
+    if is_launched() and distributed.is_initialized():
+        distributed.destroy_process_group()
+
+
 def is_launched() -> bool:
     return all(os.environ.get(name) for name in LAUNCHED)
 
