@@ -36,7 +36,7 @@ def score_parts(recipe, materials) -> dict[str, float | None]:
 
 
 def test_the_name_of_an_entry_wins_over_that_of_its_function(started):
-    cohort.train(prompts=ROWS, rewards=[{"function": zoo.good, "name": "mine", "weight": 2.0}, zoo.none_on_bad])
+    cohort.train("scratch", prompts=ROWS, rewards=[{"function": zoo.good, "name": "mine", "weight": 2.0}, zoo.none_on_bad])
     recipe, materials = started[0]
     assert [name_reward(part) for part in recipe.rewards] == ["mine", "none_on_bad"]
     assert [part.function for part in recipe.rewards] == ["test_rewards_zoo:good", "test_rewards_zoo:none_on_bad"]
@@ -49,7 +49,7 @@ def test_two_lambdas_with_names_of_their_own(started):
         {"function": lambda completions, **_: [0.25] * len(completions), "name": "quarter"},
         {"function": lambda completions, **_: [0.5] * len(completions), "name": "half"},
     ]
-    cohort.train(prompts=ROWS, rewards=rewards)
+    cohort.train("scratch", prompts=ROWS, rewards=rewards)
     recipe, materials = started[0]
     assert [part.function for part in recipe.rewards] == ["python:quarter", "python:half"]
     assert score_parts(recipe, materials) == {"quarter": 0.25, "half": 0.5}
@@ -57,38 +57,38 @@ def test_two_lambdas_with_names_of_their_own(started):
 
 def test_one_function_twice_with_other_arguments(started):
     entries = [{"function": zoo.with_extract, "name": name, "args": {"suffix": name}} for name in ("a", "b")]
-    cohort.train(prompts=ROWS, rewards=entries)
+    cohort.train("scratch", prompts=ROWS, rewards=entries)
     assert score_parts(*started[0]) == {"a": 1.0, "b": 1.0}
 
 
 def test_two_lambdas_without_names_are_refused_and_not_mixed_up(started):
     with pytest.raises(RecipeError, match="two parts share a name"):
-        cohort.train(prompts=ROWS, rewards=[lambda completions: [0.0], lambda completions: [1.0]])
+        cohort.train("scratch", prompts=ROWS, rewards=[lambda completions: [0.0], lambda completions: [1.0]])
 
 
 @pytest.mark.parametrize("rewards", [3, 1.5, b"math_answer", object()])
 def test_invalid_rewards_get_a_message(rewards, started):
     with pytest.raises(RecipeError, match=r"^rewards: give a function, the name of a built-in reward, or a dict"):
-        cohort.train(prompts=ROWS, rewards=rewards)
+        cohort.train("scratch", prompts=ROWS, rewards=rewards)
 
 
 def test_nonsense_among_rewards_is_named_by_its_place(started):
     with pytest.raises(RecipeError, match=r"^rewards\.1: give a function.*; got 3\.$"):
-        cohort.train(prompts=ROWS, rewards=[zoo.good, 3])
+        cohort.train("scratch", prompts=ROWS, rewards=[zoo.good, 3])
     with pytest.raises(RecipeError, match=r"rewards"):
-        cohort.train(prompts=ROWS, rewards=[])
+        cohort.train("scratch", prompts=ROWS, rewards=[])
     with pytest.raises(RecipeError, match=r"^rewards\.0\.function"):
-        cohort.train(prompts=ROWS, rewards=[{"name": "no function"}])
+        cohort.train("scratch", prompts=ROWS, rewards=[{"name": "no function"}])
     with pytest.raises(RecipeError, match=r"^rewards\.0\.function"):
-        cohort.train(prompts=ROWS, rewards={"function": 3})
+        cohort.train("scratch", prompts=ROWS, rewards={"function": 3})
 
 
 def test_every_form_of_rewards(started):
     for rewards in (zoo.good, "math_answer", {"function": "math_answer"}, [zoo.good], (zoo.good,), iter([zoo.good])):
-        cohort.train(prompts=ROWS, rewards=rewards)
+        cohort.train("scratch", prompts=ROWS, rewards=rewards)
     functions = [recipe.rewards[0].function for recipe, _ in started]
     assert functions == ["test_rewards_zoo:good", "math_answer", "math_answer", *["test_rewards_zoo:good"] * 3]
-    cohort.train(prompts=ROWS, rewards=functools.partial(zoo.good, extra=1))
+    cohort.train("scratch", prompts=ROWS, rewards=functools.partial(zoo.good, extra=1))
     assert started[-1][0].rewards[0].function == "python:partial"
 
 
@@ -126,7 +126,7 @@ def test_functions_are_handed_in_again_on_resume(monkeypatch):
 
 
 def test_a_missing_function_on_resume_gets_a_message(started):
-    cohort.train(prompts=ROWS, rewards=[zoo.good, {"function": lambda completions: [1.0], "name": "mine"}])
+    cohort.train("scratch", prompts=ROWS, rewards=[zoo.good, {"function": lambda completions: [1.0], "name": "mine"}])
     with pytest.raises(RewardError) as caught:
         RewardRunner.from_recipe(started[0][0].rewards, {})
     message = str(caught.value)
@@ -145,7 +145,7 @@ def start(self):
     raise SystemExit
 
 RewardRunner.start = start
-cohort.train(prompts=[{"prompt": "a", "answer": "b"}], rewards=[lambda completions: [1.0]])
+cohort.train("scratch", prompts=[{"prompt": "a", "answer": "b"}], rewards=[lambda completions: [1.0]])
 """
 
 

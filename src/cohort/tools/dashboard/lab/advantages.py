@@ -71,6 +71,7 @@ class Groups:
             "token_rewards_N": lambda: list(rewards_PG.flatten().split(1)),
             "values_N": lambda: list(torch.tensor(values_PG, dtype=torch.float64).flatten().split(1)),
             "steps_N": lambda: [((0, reward),) for reward in rewards_PG.flatten().tolist()],
+            "turns_N": lambda: [((0, reward),) for reward in rewards_PG.flatten().tolist()],
             "lengths_N": lambda: [1] * rewards_PG.numel(),
             "groups_N": lambda: [group for group, row in enumerate(self.rewards_PG) for _ in row],
         }
