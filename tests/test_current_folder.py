@@ -69,7 +69,7 @@ class MovingMonitor:
         if name not in METHODS:
             raise AttributeError(name)
 
-        def hear(*_):
+        def hear(*_, **__):
             self.called.add(name)
             go_away()
 

@@ -27,7 +27,7 @@ from cohort.training.reward_data import Labelled, Replay, label
 from cohort.training.reward_model import LearnedScorer, RewardModel
 from cohort.training.rollouts import RewardScorer
 from cohort.training.run import TrainingRun
-from cohort.training.stages import sample_rollouts, save_run, sync_engine
+from cohort.training.stages import sample_rollouts, save_run, sync_engine, wait_for_save
 from cohort.training.state import TrainState
 from cohort.types import NoiseKey
 
@@ -103,6 +103,7 @@ def begin_iteration(run: TrainingRun, state: TrainState, learned: LearnedReward,
             run.reference.become(run.policy)
         state.iteration, state.fitted_at = iteration, state.step
         save_run(run, state)
+    wait_for_save(run, state)  # a kill must not cost the fit
     accuracy = learned.metrics.get("reward_model/accuracy")
     ranked = "no held-back pair to measure it" if accuracy is None else f"it ranks {accuracy:.1%} of held-back pairs correctly"
     run.monitors.on_message(

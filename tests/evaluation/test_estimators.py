@@ -178,7 +178,7 @@ def test_fewer_than_six_problems_have_no_interval_and_never_rise(n):
     assert (up.low, up.high, up.difference, up.p_value, up.verdict) == (None, None, 1.0, 2 / 2**n, "no clear change")
     words = f"{n} problem{' is' if n == 1 else 's are'} too few for an interval; it takes 6"
     assert up.reason == words
-    assert up.sureness == f"paired over {n} problems, p = {2 / 2**n:.2g}; {words}"
+    assert up.sureness == f"paired over {n} problem{'' if n == 1 else 's'}, p = {2 / 2**n:.2g}; {words}"
     assert up.to_json() == {"difference": 1.0, "low": None, "high": None, "p_value": 2 / 2**n, "problems": n,
                             "verdict": "no clear change", "reason": words}  # fmt: skip
     one = estimate([0.25] * n, 100, 0)

@@ -40,7 +40,7 @@ SETTINGS: dict[str, Any] = {
 class Swapping:
     """An engine that samples a token at a time for a group, with whatever weights it has then, and says which."""
 
-    name, slots, last = "swapping", 0, {}
+    name, slots, last, code = "swapping", 0, {}, "modules"
     made: Swapping
 
     def __init__(self, setup: EngineSetup) -> None:

@@ -68,7 +68,7 @@ def test_a_set_with_settings_of_its_own_and_an_evaluation_are_warned_of_too(tmp_
     """A system message under [prompts] does not reach a set of a recipe."""
     file = tmp_path / "test.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
-    settings = {"evaluation.sets": {"test": {"source": str(file)}}, "evaluation.samples": 1}
+    settings = {"evaluation": {"sets": {"test": {"source": str(file)}}, "samples": 1}}
     rows = [{"prompt": f"{n} minus 1 is", "answer": str(n - 1)} for n in range(20)]
     (line,) = list_warnings(tmp_path, ENDS, rows, system="Add.", **settings)
     assert "all prompts of evaluation.sets.test are plain text" in line

@@ -96,7 +96,7 @@ def test_a_signal_ends_a_command_that_is_the_first_process(number):
     assert outer.stdout is not None
     assert outer.stdout.readline() == "begun\n"
     os.kill(inner, number)
-    assert outer.wait(60) == 128 + number
+    assert outer.wait(60) == 130
     outer.stdout.close()
 
 
